@@ -1,0 +1,1 @@
+"""dex-agents-google-adk."""
