@@ -75,7 +75,7 @@ async def _play(console: Console, folder: Path, *, interactive: bool) -> list[st
             client = AsyncClient(
                 registry,
                 cache,
-                ClientOptions(server_address=engine.address, worker_target=WorkerTarget.pull()),
+                ClientOptions(server_address=engine.address, worker_target=WorkerTarget(pull=True)),
             )
             try:
                 sessions = AgentSessionClient(client, flow)

@@ -1,0 +1,11 @@
+"""One module for each defect or cost of ADK that the adapter works around.
+
+Each checks the shape of what it touches and steps aside with an :class:`AdkWorkaroundWarning` when ADK has
+changed; its canary in ``tests/adk_canaries`` fails when the reason for it is gone.
+"""
+
+from __future__ import annotations
+
+
+class AdkWorkaroundWarning(UserWarning):
+    """ADK no longer looks as a workaround expects, so the workaround is off."""

@@ -1,0 +1,274 @@
+"""What one ``RunModel`` attempt knows while ADK runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.adk.agents.invocation_context import InvocationContext, LlmCallsLimitExceededError
+from google.adk.events.event import Event
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
+from pydantic import PrivateAttr
+
+from dex_agents._contract import Json, ModelCallMetadata, TokenUsage, ToolCallRecord
+from dex_agents._effects import ToolEffect
+from dex_agents._errors import AgentTurnError
+from dex_agents_google_adk._actions import actions_to_json
+from dex_agents_google_adk._run_state import CallKind, PausedCall, PausedEvent
+
+AgentKey = tuple[str, str | None]
+"""An agent and the branch it runs in."""
+
+
+@dataclass
+class DeferredCall:
+    """A call that the attempt put off."""
+
+    tool_name: str
+    native: bool
+    arguments: dict[str, Json] = field(default_factory=dict)
+    arguments_changed: bool = False
+    effect: ToolEffect = ToolEffect.UNCLASSIFIED
+    requires_approval: bool = False
+    skip_summarization: bool | None = None
+
+
+@dataclass
+class OpenResponse:
+    """The model response whose calls an agent handles now.
+
+    Attributes:
+        mixed: Whether control tools stand beside calls that get a Step.
+        replayed: Whether the calls come from the run state instead of a new response.
+        actions: What callbacks did to each call's context before the pause.
+    """
+
+    event_id: str
+    agent_name: str
+    branch: str | None
+    calls: list[tuple[str, str]]
+    mixed: bool = False
+    replayed: bool = False
+    contexts: dict[str, ToolContext] = field(default_factory=dict)
+    deferred: dict[str, DeferredCall] = field(default_factory=dict)
+    actions: dict[str, dict[str, Json]] = field(default_factory=dict)
+
+    def keep_actions(self) -> None:
+        """Keep what callbacks did, before appending the placeholder event trims ``temp:`` keys away."""
+        for call_id, context in self.contexts.items():
+            kept = actions_to_json(context.actions)
+            if (call := self.deferred.get(call_id)) is not None:
+                kept.pop("skip_summarization", None)
+                if call.skip_summarization is not None:
+                    kept["skip_summarization"] = call.skip_summarization
+            self.actions[call_id] = kept
+
+
+@dataclass
+class _Replay:
+    event_id: str
+    call: PausedCall
+    record: ToolCallRecord | None
+
+
+@dataclass
+class _ModelCall:
+    request: LlmRequest | None = None
+    usage: TokenUsage = TokenUsage(model_calls=1)
+    response_model: str | None = None
+    finish_reason: str | None = None
+
+
+class Attempt:
+    """Mutable record of one attempt; the plugins write it, the outcome is read from it.
+
+    Args:
+        paused: Responses that wait for their results.
+        records: Records of the calls with a Step, in the order of ``paused``.
+        started: Agents that have already started in this turn.
+        model_calls_so_far: Model calls of the turn before this attempt.
+        maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
+    """
+
+    def __init__(
+        self,
+        *,
+        paused: tuple[PausedEvent, ...] = (),
+        records: tuple[ToolCallRecord, ...] = (),
+        started: tuple[AgentKey, ...] = (),
+        model_calls_so_far: int = 0,
+        maximum_model_calls: int = 0,
+    ) -> None:
+        self.invocation_id = ""
+        self.synthetic_events: set[str] = set()
+        self.started: dict[AgentKey, None] = dict.fromkeys(started)
+        self.resumed: set[AgentKey] = set()
+        self.responses: list[OpenResponse] = []
+        self.yielded = False
+        self.model_errors: list[BaseException] = []
+        self.callback_errors: list[BaseException] = []
+        self.answered_model_calls = 0
+        self._open: dict[AgentKey, OpenResponse] = {}
+        self._replays: dict[tuple[str, str | None, str], _Replay] = {}
+        self._settled_contexts: dict[int, ToolContext] = {}
+        self._requests: dict[AgentKey, LlmRequest] = {}
+        self._model_calls: list[_ModelCall] = []
+        self._current_model_call: dict[AgentKey, _ModelCall] = {}
+        self._branches_with_model_call: set[str | None] = set()
+        self._model_calls_so_far = model_calls_so_far
+        self._maximum_model_calls = maximum_model_calls
+        remaining = list(records)
+        for event in paused:
+            self._open[event.agent_name, event.branch] = OpenResponse(
+                event_id=event.event_id,
+                agent_name=event.agent_name,
+                branch=event.branch,
+                calls=[(call.call_id, call.tool_name) for call in event.calls],
+                replayed=True,
+            )
+            for call in event.calls:
+                record = remaining.pop(0) if call.kind is CallKind.STEP else None
+                key = (event.agent_name, event.branch, call.call_id)
+                self._replays[key] = _Replay(event.event_id, call, record)
+
+    # Model calls
+
+    def has_permit(self, branch: str | None) -> bool:
+        """Whether this attempt may still ask the model in ``branch``."""
+        return branch not in self._branches_with_model_call
+
+    def request_built(self, key: AgentKey, request: LlmRequest) -> None:
+        """Remember the request of the model call that an agent is about to make."""
+        self._requests[key] = request
+
+    def model_call_starts(self, key: AgentKey) -> None:
+        """Count a request that really goes out.
+
+        Raises:
+            AgentTurnError: Results that belong into the request are missing from it.
+            LlmCallsLimitExceededError: The turn has used up ``RunConfig.max_llm_calls``.
+        """
+        if self.awaits_replay(key):
+            # Without its results the model would be asked the wrong question, and paid for it.
+            raise AgentTurnError(
+                f"ADK wants to call the model of agent {key[0]!r} before it has replayed the results of "
+                f"{', '.join(map(repr, self.unreached()))}"
+            )
+        self._branches_with_model_call.add(key[1])
+        total = self._model_calls_so_far + len(self._model_calls) + 1
+        if 0 < self._maximum_model_calls < total:
+            raise LlmCallsLimitExceededError(
+                f"Max number of llm calls limit of `{self._maximum_model_calls}` exceeded"
+            )
+        call = _ModelCall(request=self._requests.get(key))
+        self._model_calls.append(call)
+        self._current_model_call[key] = call
+
+    def model_answered(self, key: AgentKey, response: LlmResponse) -> None:
+        """Note what a complete answer says about its call; a later one of the same call replaces it."""
+        call = self._current_model_call.get(key)
+        if call is None or response.partial:
+            return
+        if response.model_version:
+            call.response_model = response.model_version
+        if response.finish_reason is not None:
+            call.finish_reason = str(
+                getattr(response.finish_reason, "value", response.finish_reason)
+            ).lower()
+        if (usage := response.usage_metadata) is not None:
+            call.usage = TokenUsage(
+                input_tokens=(usage.prompt_token_count or 0)
+                + (usage.tool_use_prompt_token_count or 0),
+                output_tokens=(usage.candidates_token_count or 0)
+                + (usage.thoughts_token_count or 0),
+                model_calls=1,
+            )
+
+    @property
+    def model_calls(self) -> int:
+        """Requests that went out."""
+        return len(self._model_calls)
+
+    def usage(self) -> TokenUsage:
+        """Tokens and requests of this attempt."""
+        return sum((call.usage for call in self._model_calls), TokenUsage())
+
+    def metadata(self) -> ModelCallMetadata:
+        """What is known about the model call, as the spec's tracing table says."""
+        models = {call.request.model if call.request else None for call in self._model_calls}
+        request_model = models.pop() if len(models) == 1 else None
+        if len(self._model_calls) != 1:
+            return ModelCallMetadata(request_model=request_model)
+        call = self._model_calls[0]
+        return ModelCallMetadata(
+            request_model=request_model,
+            response_model=call.response_model,
+            finish_reasons=(call.finish_reason,) if call.finish_reason else (),
+        )
+
+    # Tool calls
+
+    def response_opened(self, event: Event, deferrable: set[str], control: set[str]) -> None:
+        """An agent's response asks for calls, which ADK handles next."""
+        names = {call.name or "" for call in event.get_function_calls()}
+        response = OpenResponse(
+            event_id=event.id,
+            agent_name=event.author,
+            branch=event.branch,
+            calls=[(call.id or "", call.name or "") for call in event.get_function_calls()],
+            mixed=bool(names & deferrable) and bool(names & control),
+        )
+        self._open[event.author, event.branch] = response
+        self.responses.append(response)
+
+    def tools_of(self, key: AgentKey) -> dict[str, BaseTool]:
+        """The tools that the agent's last request offered."""
+        request = self._requests.get(key)
+        return request.tools_dict if request is not None else {}
+
+    def open_response(self, key: AgentKey) -> OpenResponse | None:
+        """The response that the agent handles now."""
+        return self._open.get(key)
+
+    def take_replay(self, key: AgentKey, call_id: str) -> _Replay | None:
+        """The stored result of a call; each can be taken once."""
+        return self._replays.pop((*key, call_id), None)
+
+    def awaits_replay(self, key: AgentKey) -> bool:
+        """Whether stored results of the agent's calls have not been replayed yet."""
+        return any(name == key[0] and branch == key[1] for name, branch, _ in self._replays)
+
+    def unreached(self) -> list[str]:
+        """Names of tools whose stored result no call has taken."""
+        return [replay.call.tool_name for replay in self._replays.values()]
+
+    def call_settled(self, context: ToolContext) -> None:
+        """The answer of this call has been through its ``after_tool_callback`` chain before the pause."""
+        self._settled_contexts[id(context)] = context
+
+    def is_settled(self, context: ToolContext) -> bool:
+        """Whether the ``after_tool_callback`` chain must not run again."""
+        return id(context) in self._settled_contexts
+
+    def paused_responses(self) -> list[OpenResponse]:
+        """Responses that now wait, in the order in which they came."""
+        return [response for response in self.responses if response.deferred]
+
+
+class AttemptInvocationContext(InvocationContext):
+    """ADK's context of an invocation, with the one hook that tells when a request really goes out."""
+
+    _attempt: Any = PrivateAttr(default=None)
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt that this invocation is part of."""
+        attempt: Attempt = self._attempt
+        return attempt
+
+    def increment_llm_call_count(self) -> None:
+        """Called by ADK right before each model call."""
+        self.attempt.model_call_starts((self.agent.name if self.agent else "", self.branch))

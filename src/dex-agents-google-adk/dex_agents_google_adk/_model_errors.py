@@ -1,0 +1,105 @@
+"""Which failures of a model call may pass and which end the turn."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from google.genai import errors as genai_errors
+
+from dex_agents._errors import AgentTurnError, ModelCallError
+
+_PASSING_STATUS = frozenset({408, 409, 425, 429})
+_PASSING_CODES = frozenset(
+    {
+        "FINISH_REASON_UNSPECIFIED",
+        "MALFORMED_FUNCTION_CALL",
+        "MALFORMED_RESPONSE",
+        "MODEL_RETURNED_NO_CONTENT",
+        "OTHER",
+        "TOO_MANY_TOOL_CALLS",
+        "UNEXPECTED_TOOL_CALL",
+    }
+)
+_TRANSPORT_MODULES = ("httpx", "httpx2", "httpcore", "aiohttp", "openai", "anthropic", "litellm")
+_TRANSPORT_NAMES = ("Timeout", "Connection", "Transport", "Network", "Protocol", "Payload", "Read")
+_DELAY = re.compile(r"^(\d+(?:\.\d+)?)s$")
+
+
+def classify(error: BaseException) -> AgentTurnError | ModelCallError | None:
+    """The error to raise for an exception of a model call; ``None`` leaves it to the session's policy."""
+    status = _status_of(error)
+    text = f"{type(error).__name__}: {error}".strip()
+    if status is None:
+        if isinstance(error, (asyncio.TimeoutError, ConnectionError)) or _is_transport(error):
+            return ModelCallError(f"the model could not be reached: {text}")
+        return None
+    if status in _PASSING_STATUS or status >= 500:
+        return ModelCallError(
+            f"the model call failed with status {status}: {text}", retry_after_s=_retry_after(error)
+        )
+    if 400 <= status < 500:
+        return AgentTurnError(f"the model refused the request with status {status}: {text}")
+    return None
+
+
+def classify_answer(code: str, message: str | None) -> AgentTurnError | ModelCallError:
+    """The error to raise for an answer that holds an error code instead of content."""
+    text = f"{code}: {message}" if message else code
+    if code in _PASSING_CODES:
+        return ModelCallError(f"the model gave no usable answer ({text})")
+    return AgentTurnError(f"the model gave no answer ({text})")
+
+
+def _status_of(error: BaseException) -> int | None:
+    # google-genai calls it code, the OpenAI, Anthropic and LiteLLM clients status_code.
+    value: Any
+    if isinstance(error, genai_errors.APIError):
+        value = error.code
+    else:
+        value = getattr(error, "status_code", None)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _is_transport(error: BaseException) -> bool:
+    return any(
+        kind.__module__.partition(".")[0] in _TRANSPORT_MODULES
+        and any(name in kind.__name__ for name in _TRANSPORT_NAMES)
+        for kind in type(error).__mro__
+    )
+
+
+def _retry_after(error: BaseException) -> float | None:
+    headers = getattr(getattr(error, "response", None), "headers", None)
+    if isinstance(headers, Mapping) or hasattr(headers, "get"):
+        assert headers is not None
+        value = headers.get("retry-after") or headers.get("Retry-After")
+        if value is not None and (seconds := _seconds(str(value))) is not None:
+            return seconds
+    return _retry_info(getattr(error, "details", None))
+
+
+def _seconds(value: str) -> float | None:
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        moment = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, moment.timestamp() - time.time())
+
+
+def _retry_info(details: Any) -> float | None:
+    """The delay of a ``google.rpc.RetryInfo`` in an error body."""
+    body = details.get("error", details) if isinstance(details, dict) else None
+    for item in (body.get("details") if isinstance(body, dict) else None) or []:
+        delay = item.get("retryDelay") if isinstance(item, dict) else None
+        if isinstance(delay, str) and (found := _DELAY.match(delay)):
+            return float(found.group(1))
+    return None

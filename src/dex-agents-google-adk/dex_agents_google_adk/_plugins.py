@@ -1,0 +1,344 @@
+"""The two plugins around the application's own: one sees everything first, one last.
+
+``FirstPlugin`` answers replayed calls before anybody's ``before_tool_callback`` runs a second time, ends the
+attempt when its model call is used up, and hides from the other plugins what plain ADK would not show them.
+``LastPlugin`` puts off a call that nobody answered, through ADK's own tool confirmation.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, cast
+
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.events.event import Event
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+
+from dex_agents._effects import ToolEffect
+from dex_agents._errors import AgentTurnError
+from dex_agents_google_adk._actions import apply_actions
+from dex_agents_google_adk._adk_compat import (
+    CONFIRMATION_CALL,
+    first_answer,
+    invocation_of,
+    is_generator_tool,
+    is_unknown_tool,
+)
+from dex_agents_google_adk._attempt import AgentKey, Attempt, DeferredCall, OpenResponse
+from dex_agents_google_adk._effects import PolicyResolver, is_control_tool
+from dex_agents_google_adk._events import USER
+from dex_agents_google_adk._history import copy_json
+from dex_agents_google_adk._json import to_json
+from dex_agents_google_adk._records import actions_of, response_of
+from dex_agents_google_adk._run_state import CallKind
+
+if TYPE_CHECKING:
+    from dex_agents._contract import AgentEventWriter
+
+FIRST_PLUGIN_NAME = "dex_agents_first"
+LAST_PLUGIN_NAME = "dex_agents_last"
+YIELD_TOOL_NAME = "dex_agents_yield"
+
+_PLACEHOLDER = {"error": "This call has been put off."}
+_MEDIA_KEY = "__dex_media__"
+# Stops the plugin chain, which looks for None, and not the agent, which looks for something true.
+_NO_CONTENT = cast(types.Content, "")
+
+
+class YieldTool(BaseTool):
+    """A call that never answers, so that ADK pauses where the next model call would be."""
+
+    def __init__(self) -> None:
+        super().__init__(name=YIELD_TOOL_NAME, description="", is_long_running=True)
+
+    async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> Any:
+        return None
+
+
+def _agent_key(context: CallbackContext) -> AgentKey:
+    invocation = invocation_of(context)
+    return (invocation.agent.name if invocation.agent else "", invocation.branch)
+
+
+def _make_call_ids_unique(event: Event) -> None:
+    """Give a call that repeats an id of its own response another one.
+
+    ADK keys confirmations and results by id, so two calls with one id could not be told apart. Later responses may
+    use the id again; ADK pairs results with the newest call, and so do we.
+    """
+    seen: set[str] = set()
+    for call in event.get_function_calls():
+        if call.id in seen:
+            number = 2
+            while f"{call.id}-{number}" in seen:
+                number += 1
+            call.id = f"{call.id}-{number}"
+        if call.id:
+            seen.add(call.id)
+
+
+class FirstPlugin(BasePlugin):
+    """Runs before every plugin of the application."""
+
+    def __init__(self, attempt: Attempt, events: AgentEventWriter) -> None:
+        super().__init__(FIRST_PLUGIN_NAME)
+        self._attempt = attempt
+        self._events = events
+
+    async def before_run_callback(self, *, invocation_context: InvocationContext) -> None:
+        self._attempt.invocation_id = invocation_context.invocation_id
+
+    async def before_agent_callback(
+        self, *, agent: BaseAgent, callback_context: CallbackContext
+    ) -> types.Content | None:
+        key = (agent.name, invocation_of(callback_context).branch)
+        if key in self._attempt.started:
+            self._attempt.resumed.add(key)
+            return _NO_CONTENT
+        self._attempt.resumed.discard(key)
+        self._attempt.started[key] = None
+        return None
+
+    async def after_agent_callback(
+        self, *, agent: BaseAgent, callback_context: CallbackContext
+    ) -> types.Content | None:
+        self._attempt.started.pop((agent.name, invocation_of(callback_context).branch), None)
+        return None
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> LlmResponse | None:
+        key = _agent_key(callback_context)
+        if self._attempt.has_permit(key[1]):
+            self._attempt.request_built(key, llm_request)
+            return None
+        self._attempt.yielded = True
+        llm_request.tools_dict[YIELD_TOOL_NAME] = YieldTool()
+        # Without this the agent's after_agent_callback would run for the pause.
+        invocation_of(callback_context).end_invocation = True
+        call = types.FunctionCall(name=YIELD_TOOL_NAME, args={})
+        return LlmResponse(
+            content=types.Content(role="model", parts=[types.Part(function_call=call)])
+        )
+
+    async def after_model_callback(
+        self, *, callback_context: CallbackContext, llm_response: LlmResponse
+    ) -> LlmResponse | None:
+        self._attempt.model_answered(_agent_key(callback_context), llm_response)
+        return None
+
+    async def on_event_callback(
+        self, *, invocation_context: InvocationContext, event: Event
+    ) -> Event | None:
+        if event.partial or event.author == USER:
+            return None
+        if _is_synthetic(event):
+            self._attempt.synthetic_events.add(event.id)
+            response = self._attempt.open_response((event.author, event.branch))
+            if response is not None and event.get_function_responses():
+                response.keep_actions()
+            return event
+        if event.content is not None and event.content.role != USER:
+            self._attempt.answered_model_calls = self._attempt.model_calls
+        if event.get_function_calls():
+            _make_call_ids_unique(event)
+            tools = self._attempt.tools_of((event.author, event.branch))
+            control = {name for name, tool in tools.items() if is_control_tool(tool)}
+            self._attempt.response_opened(event, set(tools) - control, control)
+        return None
+
+    async def before_tool_callback(
+        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
+    ) -> Any:
+        if tool.name == YIELD_TOOL_NAME:
+            return {}
+        key = _agent_key(tool_context)
+        call_id = tool_context.function_call_id or ""
+        replay = self._attempt.take_replay(key, call_id)
+        if replay is not None:
+            call = replay.call
+            if call.kind is CallKind.NATIVE:
+                self._emit("tool_call_started", tool, tool_context)
+                return None
+            if call.arguments is not None:
+                tool_args.clear()
+                tool_args.update(copy_json(call.arguments))
+            apply_actions(tool_context, copy_json(call.actions))
+            if replay.record is None:
+                self._attempt.call_settled(tool_context)
+                return _settled_answer(call.response)
+            apply_actions(tool_context, copy_json(actions_of(replay.record)))
+            return copy_json(response_of(replay.record))
+        response = self._attempt.open_response(key)
+        if response is None:
+            return None
+        response.contexts[call_id] = tool_context
+        if is_control_tool(tool):
+            if response.mixed and not response.replayed:
+                return _put_off(
+                    response, tool_context, DeferredCall(tool_name=tool.name, native=True)
+                )
+            self._emit("tool_call_started", tool, tool_context)
+        return None
+
+    async def after_tool_callback(
+        self,
+        *,
+        tool: BaseTool,
+        tool_args: dict[str, Any],
+        tool_context: ToolContext,
+        result: Any,
+    ) -> Any:
+        if tool.name == YIELD_TOOL_NAME:
+            return {}
+        if self._attempt.is_settled(tool_context):
+            return result
+        response = self._attempt.open_response(_agent_key(tool_context))
+        if response is not None and tool_context.function_call_id in response.deferred:
+            return result
+        if is_control_tool(tool):
+            self._emit("tool_call_finished", tool, tool_context)
+        return None
+
+    def _emit(self, event_type: str, tool: BaseTool, context: ToolContext) -> None:
+        self._events.emit(
+            event_type,
+            tool_call_id=context.function_call_id,
+            tool_name=tool.name,
+            agent_name=context.agent_name,
+        )
+
+
+class LastPlugin(BasePlugin):
+    """Runs after every plugin of the application."""
+
+    def __init__(self, attempt: Attempt, resolver: PolicyResolver) -> None:
+        super().__init__(LAST_PLUGIN_NAME)
+        self._attempt = attempt
+        self._resolver = resolver
+
+    async def on_model_error_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
+    ) -> LlmResponse | None:
+        self._attempt.model_errors.append(error)
+        return None
+
+    async def before_tool_callback(
+        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
+    ) -> Any:
+        if is_unknown_tool(tool) or is_control_tool(tool):
+            return None
+        agent = invocation_of(tool_context).agent
+        response = self._attempt.open_response(_agent_key(tool_context))
+        if not isinstance(agent, LlmAgent) or response is None:
+            return None
+        try:
+            return await self._answer_or_put_off(agent, response, tool, tool_args, tool_context)
+        except Exception as error:
+            # ADK wraps what a plugin raises, but not what an agent's own callback raises.
+            self._attempt.callback_errors.append(error)
+            raise
+
+    async def _answer_or_put_off(
+        self,
+        agent: LlmAgent,
+        response: OpenResponse,
+        tool: BaseTool,
+        tool_args: dict[str, Any],
+        tool_context: ToolContext,
+    ) -> Any:
+        # The agent's own chain runs here and not in ADK, which would run it behind the placeholder.
+        before = copy.deepcopy(tool_args)
+        answer = await first_answer(
+            agent.canonical_before_tool_callbacks,
+            tool=tool,
+            args=tool_args,
+            tool_context=tool_context,
+        )
+        if answer is not None:
+            return answer
+        _refuse_unsupported(tool, agent.name)
+        policy = self._resolver.resolve(tool)
+        if policy.effect is ToolEffect.READ and isinstance(tool, AgentTool):
+            await self._check_read_agent_tool(tool, tool_context)
+        asks = await tool.check_require_confirmation(copy.deepcopy(tool_args), tool_context)
+        return _put_off(
+            response,
+            tool_context,
+            DeferredCall(
+                tool_name=tool.name,
+                native=False,
+                arguments=to_json(tool_args),
+                arguments_changed=before != tool_args,
+                effect=policy.effect,
+                requires_approval=policy.requires_approval or asks is True,
+            ),
+        )
+
+    async def _check_read_agent_tool(self, tool: AgentTool, context: ToolContext) -> None:
+        if writing := await self._resolver.writing_tool_of(tool, context):
+            raise AgentTurnError(
+                f"the agent tool {tool.name!r} has the effect read, but its agent has the tool "
+                f"{writing!r}, which is not read: a repeated Step would repeat its writes. Give "
+                f"{tool.name!r} a write effect in tool_policies."
+            )
+
+
+def _put_off(response: OpenResponse, context: ToolContext, call: DeferredCall) -> dict[str, Any]:
+    call.skip_summarization = context.actions.skip_summarization
+    response.deferred[context.function_call_id or ""] = call
+    context.request_confirmation(hint=f"{call.tool_name} runs in a Step of its own")
+    context.actions.skip_summarization = True
+    invocation_of(context).end_invocation = True
+    return dict(_PLACEHOLDER)
+
+
+def _refuse_unsupported(tool: BaseTool, agent_name: str) -> None:
+    if tool.is_long_running:
+        raise AgentTurnError(
+            f"tool {tool.name!r} of agent {agent_name!r} is long-running, which a durable session does "
+            "not support yet; return the result from an ordinary tool, which may take as long as it needs"
+        )
+    if is_generator_tool(tool):
+        raise AgentTurnError(
+            f"tool {tool.name!r} of agent {agent_name!r} is a generator, which a durable session does "
+            "not support yet; return the result instead of yielding it"
+        )
+
+
+def _is_synthetic(event: Event) -> bool:
+    if event.actions.requested_tool_confirmations:
+        return True
+    return any(
+        call.name in (CONFIRMATION_CALL, YIELD_TOOL_NAME) for call in event.get_function_calls()
+    )
+
+
+def _settled_answer(response: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = copy_json(response.get("response") or {})
+    media = [
+        part
+        for item in response.get("parts") or []
+        if (part := _media_part(types.FunctionResponsePart.model_validate(item))) is not None
+    ]
+    if media:
+        # ADK moves parts out of a result again, and drops the list that they leave empty.
+        answer[_MEDIA_KEY] = media
+    return answer
+
+
+def _media_part(part: types.FunctionResponsePart) -> types.Part | None:
+    if (blob := part.inline_data) is not None and blob.data is not None:
+        return types.Part.from_bytes(data=blob.data, mime_type=blob.mime_type or "")
+    if (file := part.file_data) is not None and file.file_uri:
+        return types.Part.from_uri(file_uri=file.file_uri, mime_type=file.mime_type)
+    return None

@@ -1,0 +1,38 @@
+"""What a record looks like to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dex_agents._contract import Json, ToolCallRecord, ToolCallStatus
+from dex_agents._errors import OUTCOME_UNKNOWN_TOOL_RESULT
+
+
+def response_of(record: ToolCallRecord) -> Any:
+    """What ADK's pipeline gets in place of the tool's own return value, never ``None``.
+
+    ADK itself turns a value that is no dict into ``{"result": value}``, after the ``after_tool_callback`` chain saw it
+    as the tool returned it. ``None`` is the exception: the pipeline would take it for "not answered".
+    """
+    if record.status is ToolCallStatus.SUCCEEDED:
+        return {"result": None} if record.output is None else record.output
+    if record.status is ToolCallStatus.FAILED:
+        return {"error": f"The tool call failed: {record.error}"}
+    if record.status is ToolCallStatus.REJECTED:
+        return {"error": record.rejection_message}
+    return {"error": OUTCOME_UNKNOWN_TOOL_RESULT}
+
+
+def actions_of(record: ToolCallRecord) -> Mapping[str, Json]:
+    """The state, artifact and flow changes that the tool made in its Step."""
+    data = record.framework_data
+    actions = data.get("actions") if isinstance(data, dict) else None
+    return actions if isinstance(actions, dict) else {}
+
+
+def ended_at(record: ToolCallRecord) -> float:
+    """When the tool ended, 0.0 if it is not known."""
+    data = record.framework_data
+    value = data.get("ended_at") if isinstance(data, dict) else None
+    return float(value) if isinstance(value, (int, float)) else 0.0

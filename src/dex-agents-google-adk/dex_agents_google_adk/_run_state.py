@@ -1,0 +1,155 @@
+"""What a paused turn keeps between two ``RunModel`` Steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from dex_agents._contract import Json
+from dex_agents._errors import AgentTurnError
+
+_VERSION = 1
+
+
+class CallKind(StrEnum):
+    """How a call of a paused response gets its result when the turn goes on."""
+
+    STEP = "step"
+    """From the record of its tool Step."""
+    SETTLED = "settled"
+    """Answered while the response was handled (guardrail, unknown name); the answer is kept here."""
+    NATIVE = "native"
+    """A control tool beside ordinary calls: ADK runs it once the other results are there."""
+
+
+@dataclass(frozen=True)
+class PausedCall:
+    """One call of a paused response.
+
+    Attributes:
+        call_id: Id of the call, unique within its event.
+        kind: Where the result comes from.
+        tool_name: The tool as the model called it.
+        arguments: Arguments after the ``before_tool_callback`` chain, ``None`` if they are the model's.
+        actions: What callbacks did to the call's context before the pause.
+        response: The function response part of a settled call.
+    """
+
+    call_id: str
+    kind: CallKind
+    tool_name: str
+    arguments: dict[str, Json] | None = None
+    actions: dict[str, Json] = field(default_factory=dict)
+    response: Json = None
+
+    def to_json(self) -> Json:
+        item: dict[str, Json] = {
+            "id": self.call_id,
+            "kind": self.kind.value,
+            "tool": self.tool_name,
+        }
+        if self.arguments is not None:
+            item["arguments"] = self.arguments
+        if self.actions:
+            item["actions"] = self.actions
+        if self.response is not None:
+            item["response"] = self.response
+        return item
+
+    @staticmethod
+    def from_json(item: Any) -> PausedCall:
+        return PausedCall(
+            call_id=item["id"],
+            kind=CallKind(item["kind"]),
+            tool_name=item["tool"],
+            arguments=item.get("arguments"),
+            actions=item.get("actions") or {},
+            response=item.get("response"),
+        )
+
+
+@dataclass(frozen=True)
+class PausedEvent:
+    """One model response whose calls wait.
+
+    Attributes:
+        event_id: Id of the stored call event.
+        agent_name: The agent that made the calls.
+        branch: ADK's branch of the event.
+        calls: All calls of the event in the model's order.
+    """
+
+    event_id: str
+    agent_name: str
+    branch: str | None
+    calls: tuple[PausedCall, ...]
+
+    def to_json(self) -> Json:
+        return {
+            "event_id": self.event_id,
+            "agent": self.agent_name,
+            "branch": self.branch,
+            "calls": [call.to_json() for call in self.calls],
+        }
+
+    @staticmethod
+    def from_json(item: Any) -> PausedEvent:
+        return PausedEvent(
+            event_id=item["event_id"],
+            agent_name=item["agent"],
+            branch=item.get("branch"),
+            calls=tuple(PausedCall.from_json(call) for call in item["calls"]),
+        )
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The run state of an outcome.
+
+    Attributes:
+        invocation_id: ADK's id of the open invocation.
+        events: Stored events of the turn so far, the user's first.
+        paused: Responses whose calls wait, in the order of the outcome's calls.
+        started: Agents, with their branches, whose ``before_agent_callback`` has run and whose end has not come.
+        temp_state: ``temp:`` keys, which ADK keeps out of stored events but not out of the invocation.
+    """
+
+    invocation_id: str
+    events: tuple[Json, ...]
+    paused: tuple[PausedEvent, ...] = ()
+    started: tuple[tuple[str, str | None], ...] = ()
+    temp_state: dict[str, Json] = field(default_factory=dict)
+
+    def to_json(self) -> Json:
+        """The stored form."""
+        return {
+            "v": _VERSION,
+            "invocation_id": self.invocation_id,
+            "events": list(self.events),
+            "paused": [event.to_json() for event in self.paused],
+            "started": [list(agent) for agent in self.started],
+            "temp_state": self.temp_state,
+        }
+
+    @staticmethod
+    def from_json(item: Json) -> RunState:
+        """The state behind a stored form.
+
+        Raises:
+            AgentTurnError: It was written by a release that this one cannot read.
+        """
+        try:
+            if item["v"] != _VERSION:
+                raise AgentTurnError(
+                    f"the run state of the turn has version {item['v']!r}, this release reads {_VERSION}"
+                )
+            return RunState(
+                invocation_id=item["invocation_id"],
+                events=tuple(item["events"]),
+                paused=tuple(PausedEvent.from_json(event) for event in item["paused"]),
+                started=tuple((name, branch) for name, branch in item["started"]),
+                temp_state=item["temp_state"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise AgentTurnError(f"the run state of the turn is damaged: {error!r}") from error

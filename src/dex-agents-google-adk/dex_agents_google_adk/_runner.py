@@ -1,0 +1,115 @@
+"""The runner of the adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.run_config import RunConfig
+from google.adk.apps.app import App
+from google.adk.artifacts.base_artifact_service import BaseArtifactService
+from google.adk.auth.credential_service.base_credential_service import BaseCredentialService
+from google.adk.memory.base_memory_service import BaseMemoryService
+
+from dex_agents._contract import (
+    AgentMessage,
+    DeferredToolExecution,
+    RunModelOutcome,
+    RunModelRequest,
+    ToolExecutionResult,
+)
+from dex_agents._effects import ToolEffect, ToolPolicy
+from dex_agents_google_adk import _tool_step, _turn, _validation
+from dex_agents_google_adk._adk_workarounds import contents_on_replay, remote_a2a_import
+from dex_agents_google_adk._effects import PolicyResolver
+from dex_agents_google_adk._events import dump_event, text_content, to_message, user_event
+from dex_agents_google_adk._setup import RunnerSetup
+
+
+class AdkAgentRunner:
+    """Runs one ADK agent for any number of sessions.
+
+    It keeps nothing of a session between two calls. The agent, its plugins, toolsets and services belong to the
+    application, which also closes them.
+
+    Args:
+        agent: An ``LlmAgent`` without sub-agents, or an ``App`` whose root is one.
+        tool_policies: Policies by tool name.
+        default_tool_effect: Effect of a tool that has neither a policy nor ADK metadata.
+        run_config: ADK's configuration of every run; by default with SSE streaming.
+        user_id: ADK user id of every session.
+        artifact_service: Where artifacts live.
+        memory_service: Where long-term memory lives.
+        credential_service: Where credentials live.
+        tools_in_threads: Whether blocking functions of tools run in threads, so that the event loop and its
+            heartbeats go on. A thread cannot be stopped: a cancelled call's function runs to its end.
+        loop_bound_tools: Names of tools whose blocking functions stay on the event loop all the same, for example
+            because what they use belongs to one thread.
+        tool_threads: How many such functions run at once.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: A durable session does not support the agent or the configuration, or a name is unknown.
+    """
+
+    def __init__(
+        self,
+        agent: BaseAgent | App,
+        *,
+        tool_policies: Mapping[str, ToolPolicy] | None = None,
+        default_tool_effect: ToolEffect = ToolEffect.UNCLASSIFIED,
+        run_config: RunConfig | None = None,
+        user_id: str = "user",
+        artifact_service: BaseArtifactService | None = None,
+        memory_service: BaseMemoryService | None = None,
+        credential_service: BaseCredentialService | None = None,
+        tools_in_threads: bool = True,
+        loop_bound_tools: Collection[str] = (),
+        tool_threads: int = 64,
+    ) -> None:
+        app, root = _validation.checked_app(agent)
+        policies = _validation.checked_policies(root, tool_policies)
+        effect = _validation.checked_effect(default_tool_effect)
+        if not isinstance(user_id, str) or not user_id:
+            raise ValueError(f"user_id must be a text that is not empty, got {user_id!r}")
+        if not isinstance(tools_in_threads, bool):
+            raise TypeError(f"tools_in_threads must be True or False, got {tools_in_threads!r}")
+        if isinstance(loop_bound_tools, str):
+            raise TypeError("loop_bound_tools must be a collection of tool names, not one text")
+        if isinstance(tool_threads, bool) or not isinstance(tool_threads, int) or tool_threads < 1:
+            raise ValueError(f"tool_threads must be a positive integer, got {tool_threads!r}")
+        _validation.check_names(root, loop_bound_tools, "loop_bound_tools")
+        remote_a2a_import.apply()
+        contents_on_replay.apply()
+        self._setup = RunnerSetup(
+            app=app,
+            root=root,
+            run_config=_validation.checked_run_config(run_config),
+            resolver=PolicyResolver(policies, effect),
+            user_id=user_id,
+            artifact_service=_validation.checked_service(
+                artifact_service, BaseArtifactService, "artifact_service"
+            ),
+            memory_service=_validation.checked_service(
+                memory_service, BaseMemoryService, "memory_service"
+            ),
+            credential_service=_validation.checked_service(
+                credential_service, BaseCredentialService, "credential_service"
+            ),
+            tools_in_threads=tools_in_threads,
+            loop_bound_tools=frozenset(loop_bound_tools),
+            tool_threads=tool_threads,
+        )
+
+    async def run_model(self, request: RunModelRequest) -> RunModelOutcome:
+        """Let ADK make one model call and say how the turn goes on; see ``AgentFrameworkRunner``."""
+        return await _turn.run_model(self._setup, request)
+
+    async def execute_deferred_tool_call(self, call: DeferredToolExecution) -> ToolExecutionResult:
+        """Run one tool once; see ``AgentFrameworkRunner``."""
+        return await _tool_step.execute(self._setup, call)
+
+    def build_user_message(self, text: str) -> AgentMessage:
+        """A user event of ADK with ``text``."""
+        event = user_event(text_content(text))
+        return to_message(event, dump_event(event))

@@ -1,0 +1,122 @@
+"""Run one tool in its Step."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.agents.readonly_context import ReadonlyContext
+from google.adk.plugins.plugin_manager import PluginManager
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_confirmation import ToolConfirmation
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+
+from dex_agents._contract import DeferredToolExecution, Json, ToolExecutionResult
+from dex_agents._errors import ToolExecutionError, ToolNotStartedError
+from dex_agents_google_adk._actions import actions_to_json
+from dex_agents_google_adk._idempotency import IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY
+from dex_agents_google_adk._history import copy_json
+from dex_agents_google_adk._json import to_json
+from dex_agents_google_adk._session import AttemptSessionService, make_session
+from dex_agents_google_adk._setup import RunnerSetup
+
+
+def make_tool_context(
+    invocation_id: str, state: Json, user_content: types.Content | None
+) -> dict[str, Json]:
+    """What every tool Step of a response needs, as JSON."""
+    context: dict[str, Json] = {"v": 1, "invocation_id": invocation_id, "state": to_json(state)}
+    if user_content is not None:
+        context["user_content"] = user_content.model_dump(
+            mode="json", exclude_none=True, fallback=to_json
+        )
+    return context
+
+
+async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecutionResult:
+    """Run the tool of ``call`` once.
+
+    Raises:
+        ToolNotStartedError: The tool was not entered.
+        ToolExecutionError: The tool reported a failure, or asked for what a Step cannot give.
+        Exception: Whatever else the tool raised.
+    """
+    try:
+        context = _context(setup, call)
+        tool = await _find(setup, call, ReadonlyContext(context._invocation_context))
+        arguments = copy_json(dict(call.arguments))
+    except ToolNotStartedError:
+        raise
+    except Exception as error:
+        raise ToolNotStartedError(
+            f"tool {call.tool_name!r} could not be prepared: {type(error).__name__}: {error}"
+        ) from error
+    result: Any = await tool.run_async(args=arguments, tool_context=context)
+    actions = context.actions
+    if actions.requested_auth_configs:
+        raise ToolExecutionError(
+            f"Tool {call.tool_name!r} asked for a credential while it ran, which a durable session does not "
+            "support. Give the tool its credential another way, for example through a credential service."
+        )
+    if actions.requested_tool_confirmations:
+        raise ToolExecutionError(
+            f"Tool {call.tool_name!r} asked for a confirmation while it ran, which a durable session does not "
+            "support. Use requires_approval=True in its ToolPolicy or FunctionTool(require_confirmation=...)."
+        )
+    if isinstance(result, types.FunctionResponse):
+        result = result.response
+    framework_data: dict[str, Json] = {"ended_at": time.time()}
+    if changes := actions_to_json(actions):
+        framework_data["actions"] = changes
+    return ToolExecutionResult(output=to_json(result), framework_data=framework_data)
+
+
+def _context(setup: RunnerSetup, call: DeferredToolExecution) -> ToolContext:
+    stored: dict[str, Any] = call.tool_context or {}
+    data: dict[str, Any] = call.framework_data or {}
+    session = make_session(
+        session_id=call.session_id,
+        app_name=setup.app.name,
+        user_id=setup.user_id,
+        state=copy_json(stored.get("state") or {}),
+        events=[],
+    )
+    user_content = stored.get("user_content")
+    invocation = InvocationContext(
+        session_service=AttemptSessionService(session),
+        artifact_service=setup.artifact_service,
+        memory_service=setup.memory_service,
+        credential_service=setup.credential_service,
+        # An AgentTool hands these to its inner run.
+        plugin_manager=PluginManager(plugins=list(setup.app.plugins)),
+        context_cache_config=setup.app.context_cache_config,
+        invocation_id=stored.get("invocation_id") or "",
+        branch=data.get("branch"),
+        agent=setup.root.find_agent(call.agent_name) or setup.root,
+        user_content=types.Content.model_validate(user_content) if user_content else None,
+        session=session,
+        run_config=setup.step_run_config(call.tool_name),
+    )
+    # A person has approved the call, so a tool that asks for confirmation itself need not ask again.
+    approved = ToolConfirmation(confirmed=True) if data.get("approved") else None
+    context = ToolContext(
+        invocation_context=invocation, function_call_id=call.call_id, tool_confirmation=approved
+    )
+    context.custom_metadata[IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY] = call.idempotency_key
+    return context
+
+
+async def _find(
+    setup: RunnerSetup, call: DeferredToolExecution, context: ReadonlyContext
+) -> BaseTool:
+    agent = setup.root.find_agent(call.agent_name)
+    if isinstance(agent, LlmAgent):
+        for tool in await agent.canonical_tools(context):
+            if tool.name == call.tool_name:
+                return tool
+    raise ToolNotStartedError(
+        f"agent {call.agent_name!r} has no tool named {call.tool_name!r} any more"
+    )

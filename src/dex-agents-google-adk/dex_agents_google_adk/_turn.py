@@ -1,0 +1,384 @@
+"""One ``RunModel`` attempt: rebuild the session, let ADK run until it pauses, say how the turn goes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.invocation_context import InvocationContext, LlmCallsLimitExceededError
+from google.adk.apps.app import App, ResumabilityConfig
+from google.adk.events.event import Event
+from google.adk.runners import Runner
+from google.adk.sessions.session import Session
+from google.genai import types
+
+from dex_agents._contract import (
+    AgentMessage,
+    ContinueTurn,
+    Json,
+    RequestedToolCall,
+    RunModelOutcome,
+    RunModelRequest,
+    ToolCallRecord,
+    ToolCallsRequested,
+    TurnCompleted,
+)
+from dex_agents._errors import AgentError, AgentTurnError, ModelCallError
+from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS
+from dex_agents_google_adk._attempt import Attempt, AttemptInvocationContext, OpenResponse
+from dex_agents_google_adk._events import (
+    USER,
+    dump_event,
+    is_resumption_marker,
+    load_event,
+    shown_text,
+    timestamp_of,
+    to_message,
+)
+from dex_agents_google_adk._history import copy_json, replay_state
+from dex_agents_google_adk._ids import AttemptIds, run_isolated
+from dex_agents_google_adk._json import to_json
+from dex_agents_google_adk._lifecycle import for_attempt
+from dex_agents_google_adk._live import LiveText
+from dex_agents_google_adk._model_errors import classify, classify_answer
+from dex_agents_google_adk._plugins import FirstPlugin, LastPlugin
+from dex_agents_google_adk._records import ended_at
+from dex_agents_google_adk._run_state import CallKind, PausedCall, PausedEvent, RunState
+from dex_agents_google_adk._session import AttemptSessionService, make_session
+from dex_agents_google_adk._setup import RunnerSetup
+from dex_agents_google_adk._tool_step import make_tool_context
+
+_TEMP_PREFIX = "temp:"
+
+
+async def run_model(setup: RunnerSetup, request: RunModelRequest) -> RunModelOutcome:
+    """See :meth:`dex_agents.AgentFrameworkRunner.run_model`."""
+    ids = AttemptIds(
+        f"{request.session_id}/{request.turn_id}/{request.step_execution_id}", _base_time(request)
+    )
+    return await run_isolated(ids, _TurnAttempt(setup, request, ids).run())
+
+
+class _AttemptRunner(Runner):
+    """ADK's runner for one attempt."""
+
+    def __init__(self, *, attempt: Attempt, **arguments: Any) -> None:
+        self._attempt = attempt
+        super().__init__(**arguments)
+
+    def _create_invocation_context(self, **kwargs: object) -> InvocationContext:
+        context = AttemptInvocationContext(**kwargs)  # type: ignore[arg-type]
+        context._attempt = self._attempt
+        return context
+
+    def _infer_agent_origin(self, agent: BaseAgent) -> tuple[str | None, Path | None]:
+        # Only feeds a warning about names, and reads files for it at every construction.
+        return None, None
+
+    async def _run_post_invocation_compaction(self, *, session: Session) -> None:
+        # ADK would compact after each pause, in the middle of a turn.
+        return
+
+
+class _TurnAttempt:
+    def __init__(self, setup: RunnerSetup, request: RunModelRequest, ids: AttemptIds) -> None:
+        self._setup = setup
+        self._request = request
+        self._state = RunState.from_json(request.run_state) if request.run_state else None
+        self._attempt = self._make_attempt()
+        self._stored_items: dict[str, Json] = {}
+        self._session = self._make_session()
+        self._ids = ids
+        self._live = LiveText(request.events)
+
+    # Before the run
+
+    def _make_attempt(self) -> Attempt:
+        request, state = self._request, self._state
+        paused = state.paused if state else ()
+        _check_records(paused, request.records)
+        return Attempt(
+            paused=paused,
+            records=tuple(request.records),
+            started=state.started if state else (),
+            model_calls_so_far=request.model_calls_so_far,
+            maximum_model_calls=self._setup.run_config.max_llm_calls,
+        )
+
+    def _make_session(self) -> Session:
+        request = self._request
+        events = self._setup.history.load(request.session_id, request.history)
+        self._turn_starts_at = len(events)
+        items = [message.framework_item for message in request.history]
+        temp_state: dict[str, Json] = {}
+        if self._state is not None:
+            items += self._state.events
+            temp_state = self._state.temp_state
+            for item in self._state.events:
+                event = load_event(copy_json(item))
+                self._stored_items[event.id] = item
+                events.append(event)
+        state = replay_state(items)
+        state.update(copy_json(temp_state))
+        return make_session(
+            session_id=request.session_id,
+            app_name=self._setup.app.name,
+            user_id=self._setup.user_id,
+            state=state,
+            events=events,
+        )
+
+    # The run
+
+    async def run(self) -> RunModelOutcome:
+        try:
+            async with aclosing(self._start()) as events:
+                async for event in events:
+                    self._live.emit(event)
+        except Exception as error:
+            known = self._known_error(error)
+            if known is None or known is error:
+                raise
+            # A cause that ADK wrapped must not become the cause of itself.
+            raise known from (known.__cause__ if _is_in_chain(known, error) else error)
+        return self._outcome()
+
+    def _start(self) -> AsyncGenerator[Event, None]:
+        setup, request, attempt = self._setup, self._request, self._attempt
+        app = App.model_construct(
+            name=setup.app.name,
+            root_agent=for_attempt(setup.root, attempt),
+            plugins=[
+                FirstPlugin(attempt, request.events),
+                *setup.app.plugins,
+                LastPlugin(attempt, setup.resolver),
+            ],
+            context_cache_config=setup.app.context_cache_config,
+            events_compaction_config=None,
+            resumability_config=_RESUMABLE,
+        )
+        runner = _AttemptRunner(
+            attempt=attempt,
+            app=app,
+            session_service=AttemptSessionService(self._session, self._ids),
+            artifact_service=setup.artifact_service,
+            memory_service=setup.memory_service,
+            credential_service=setup.credential_service,
+        )
+        start: dict[str, Any] = {"new_message": self._user_content()}
+        if self._state is not None:
+            start = {"invocation_id": self._state.invocation_id}
+        return runner.run_async(
+            user_id=setup.user_id,
+            session_id=request.session_id,
+            run_config=setup.run_config,
+            **start,
+        )
+
+    def _user_content(self) -> types.Content:
+        content = load_event(copy_json(self._request.user_message)).content
+        if content is None:
+            raise AgentTurnError("the user message of the turn has no content")
+        return content
+
+    def _known_error(self, error: BaseException) -> BaseException | None:
+        # ADK wraps what a plugin raises, so the error may be a cause.
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, AgentError) or _holds(self._attempt.callback_errors, cause):
+                return cause
+            if isinstance(cause, LlmCallsLimitExceededError):
+                return AgentTurnError(f"the turn made too many model calls: {cause}")
+            if _holds(self._attempt.model_errors, cause):
+                return classify(cause)
+            cause = cause.__cause__
+        return None
+
+    # After the run
+
+    def _outcome(self) -> RunModelOutcome:
+        attempt = self._attempt
+        if missing := attempt.unreached():
+            raise AgentTurnError(
+                f"ADK went on without the results of {', '.join(map(repr, missing))}; nothing was lost, but "
+                "the turn cannot go on"
+            )
+        events = [
+            event
+            for event in self._session.events[self._turn_starts_at :]
+            if event.id not in attempt.synthetic_events
+        ]
+        usage, metadata = attempt.usage(), attempt.metadata()
+        waiting = attempt.paused_responses()
+        if waiting:
+            run_state = self._run_state(events, waiting)
+            calls = [call for response in waiting for call in self._requested(response)]
+            if calls:
+                context = make_tool_context(
+                    attempt.invocation_id, self._session.state, self._turn_content(events)
+                )
+                return ToolCallsRequested(
+                    calls=calls,
+                    run_state=run_state.to_json(),
+                    tool_context=context,
+                    usage=usage,
+                    metadata=metadata,
+                )
+        if waiting or attempt.yielded:
+            run_state = self._run_state(events, waiting)
+            return ContinueTurn(run_state=run_state.to_json(), usage=usage, metadata=metadata)
+        events = [event for event in events if not is_resumption_marker(event)]
+        self._check_end(events)
+        messages = [self._message(event) for event in events]
+        return TurnCompleted(
+            messages=messages, final_text=_final_text(events), usage=usage, metadata=metadata
+        )
+
+    def _requested(self, response: OpenResponse) -> list[RequestedToolCall]:
+        return [
+            RequestedToolCall(
+                call_id=call_id,
+                tool_name=call.tool_name,
+                arguments=call.arguments,
+                effect=call.effect,
+                requires_approval=call.requires_approval,
+                agent_name=response.agent_name,
+                framework_data={"branch": response.branch, "approved": call.requires_approval},
+            )
+            for call_id, _ in response.calls
+            if (call := response.deferred.get(call_id)) is not None and not call.native
+        ]
+
+    def _run_state(self, events: list[Event], waiting: list[OpenResponse]) -> RunState:
+        state = self._session.state
+        return RunState(
+            invocation_id=self._attempt.invocation_id,
+            events=tuple(self._item(event) for event in events),
+            paused=tuple(self._paused(response) for response in waiting),
+            started=tuple(self._attempt.started),
+            temp_state={
+                key: to_json(value) for key, value in state.items() if key.startswith(_TEMP_PREFIX)
+            },
+        )
+
+    def _paused(self, response: OpenResponse) -> PausedEvent:
+        calls: list[PausedCall] = []
+        for call_id, tool_name in response.calls:
+            actions = response.actions.get(call_id) or {}
+            if (deferred := response.deferred.get(call_id)) is None:
+                calls.append(
+                    PausedCall(
+                        call_id=call_id,
+                        kind=CallKind.SETTLED,
+                        tool_name=tool_name,
+                        actions=actions,
+                        response=self._settled_response(response, call_id),
+                    )
+                )
+                continue
+            calls.append(
+                PausedCall(
+                    call_id=call_id,
+                    kind=CallKind.NATIVE if deferred.native else CallKind.STEP,
+                    tool_name=tool_name,
+                    arguments=deferred.arguments if deferred.arguments_changed else None,
+                    actions=actions,
+                )
+            )
+        return PausedEvent(response.event_id, response.agent_name, response.branch, tuple(calls))
+
+    def _settled_response(self, response: OpenResponse, call_id: str) -> Json:
+        for event in self._session.events[self._turn_starts_at :]:
+            if event.id not in self._attempt.synthetic_events or event.branch != response.branch:
+                continue
+            for item in event.get_function_responses():
+                if item.id == call_id and event.author == response.agent_name:
+                    return item.model_dump(mode="json", exclude_none=True, fallback=to_json)
+        raise AgentTurnError(f"ADK wrote no response for the answered call {call_id!r}")
+
+    def _check_end(self, events: list[Event]) -> None:
+        attempt = self._attempt
+        if paused := [
+            call.name
+            for event in events
+            for call in event.get_function_calls()
+            if event.long_running_tool_ids or call.name in FRAMEWORK_CALLS
+        ]:
+            raise AgentTurnError(
+                f"ADK paused for {', '.join(map(str, paused))}, which a durable session does not support yet"
+            )
+        last = next((event for event in reversed(events) if event.author != USER), None)
+        if last is not None and last.error_code and not _has_answer(last):
+            code: Any = last.error_code
+            raise classify_answer(str(getattr(code, "value", code)), last.error_message)
+        if attempt.model_calls > attempt.answered_model_calls:
+            raise ModelCallError("the model gave no content")
+
+    def _item(self, event: Event) -> Json:
+        item = self._stored_items.get(event.id)
+        return dump_event(event) if item is None else item
+
+    def _message(self, event: Event) -> AgentMessage:
+        if event is self._session.events[self._turn_starts_at] and event.author == USER:
+            # A plugin may have rewritten the message for this turn; the session keeps the original.
+            original = self._user_content()
+            if event.content != original:
+                item = {**self._item(event), "content": self._request.user_message["content"]}
+                return to_message(event.model_copy(update={"content": original}), item)
+        return to_message(event, self._item(event))
+
+    def _turn_content(self, events: list[Event]) -> types.Content | None:
+        return events[0].content if events and events[0].author == USER else None
+
+
+# Constructed without the validation whose only effect is a warning that the feature is experimental.
+_RESUMABLE = ResumabilityConfig.model_construct(is_resumable=True)
+
+
+def _holds(errors: list[BaseException], wanted: BaseException) -> bool:
+    return any(error is wanted for error in errors)
+
+
+def _is_in_chain(wanted: BaseException, error: BaseException | None) -> bool:
+    while error is not None:
+        if error is wanted:
+            return True
+        error = error.__cause__
+    return False
+
+
+def _base_time(request: RunModelRequest) -> float:
+    times = [timestamp_of(request.user_message)]
+    if request.history:
+        times.append(timestamp_of(request.history[-1].framework_item))
+    if request.run_state:
+        times += [timestamp_of(item) for item in request.run_state.get("events") or ()]
+    times += [ended_at(record) for record in request.records]
+    return max(times)
+
+
+def _check_records(paused: tuple[PausedEvent, ...], records: Any) -> None:
+    expected = [call for event in paused for call in event.calls if call.kind is CallKind.STEP]
+    found: list[ToolCallRecord] = list(records)
+    if [(call.call_id, call.tool_name) for call in expected] != [
+        (record.call_id, record.tool_name) for record in found
+    ]:
+        raise AgentTurnError(
+            f"the turn waits for the results of {[call.tool_name for call in expected]}, but got those of "
+            f"{[record.tool_name for record in found]}"
+        )
+
+
+def _has_answer(event: Event) -> bool:
+    return bool(shown_text(event.content).strip() or event.get_function_calls())
+
+
+def _final_text(events: list[Event]) -> str:
+    for event in reversed(events):
+        if event.author != USER and event.is_final_response():
+            if text := shown_text(event.content):
+                return text
+    return ""

@@ -1,0 +1,295 @@
+"""The contract between the session Flow and an agent framework's adapter.
+
+The Flow owns durability: which Step runs what, what is stored, what is retried. A runner owns the framework:
+it turns stored items into a model call and a tool call into a result. A runner keeps nothing between two
+calls; everything it needs comes with the request and everything that must last goes back in the outcome.
+
+``Json`` values are what :func:`json.dumps` accepts with ``allow_nan=False``; key order is kept in storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from dex_agents._effects import ToolEffect
+
+Json: TypeAlias = Any
+"""A JSON value: None, bool, int, float, str, list of Json, dict of str to Json."""
+
+
+class MessageRole(StrEnum):
+    """Whom a stored message shows as."""
+
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+@dataclass(frozen=True)
+class AgentMessage:
+    """One stored item of a session's history.
+
+    Attributes:
+        role: Whom the message shows as.
+        framework_item: The framework's own item as JSON; the only input from which history is rebuilt.
+        text: Display text, empty when there is none.
+        tool_name: Set only if the item holds exactly one call or one response.
+        tool_call_id: Set with ``tool_name``.
+        turn_id: The turn that stored it; empty until the Flow stores the message.
+        sequence: Position in the session from 0; -1 until stored.
+    """
+
+    role: MessageRole
+    framework_item: Json
+    text: str = ""
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    turn_id: str = ""
+    sequence: int = -1
+
+
+@dataclass(frozen=True)
+class TokenUsage:
+    """Tokens and requests of model calls. Counts add up with ``+``."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    model_calls: int = 0
+
+    def __add__(self, other: TokenUsage) -> TokenUsage:
+        return TokenUsage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.model_calls + other.model_calls,
+        )
+
+
+@dataclass(frozen=True)
+class ModelCallMetadata:
+    """What a ``RunModel`` attempt learned about its model call, for tracing. ``None`` means not known."""
+
+    request_model: str | None = None
+    response_model: str | None = None
+    finish_reasons: tuple[str, ...] = ()
+    provider_name: str | None = None
+    response_id: str | None = None
+
+
+@dataclass(frozen=True)
+class RequestedToolCall:
+    """One call of a model response that gets a Step of its own.
+
+    Attributes:
+        call_id: The id under which the model, the stored items and the record know the call.
+        tool_name: Name of the tool as the model called it.
+        arguments: Arguments as the model gave them.
+        effect: Effect, resolved by the runner.
+        requires_approval: Whether a person must approve first, resolved by the runner.
+        agent_name: The agent that made the call.
+        hint: Text for the person who approves, or empty.
+        framework_data: The runner's own data, handed back in :class:`DeferredToolExecution`.
+        timeout_s: Seconds one attempt may take; ``None`` takes the session's setting.
+    """
+
+    call_id: str
+    tool_name: str
+    arguments: Mapping[str, Json]
+    effect: ToolEffect
+    requires_approval: bool
+    agent_name: str = ""
+    hint: str = ""
+    framework_data: Json = None
+    timeout_s: int | None = None
+
+
+@dataclass(frozen=True)
+class ToolCallsRequested:
+    """Outcome: the turn pauses until each call has its record.
+
+    Attributes:
+        calls: At least one call, in the model's order.
+        run_state: What the next ``RunModel`` of the turn needs; stored, handed back as it is.
+        tool_context: What every tool Step of this response needs, such as session state; stored once
+            per response, handed back in :class:`DeferredToolExecution`.
+    """
+
+    calls: Sequence[RequestedToolCall]
+    run_state: Json
+    tool_context: Json = None
+    usage: TokenUsage = TokenUsage()
+    metadata: ModelCallMetadata = ModelCallMetadata()
+
+
+@dataclass(frozen=True)
+class ContinueTurn:
+    """Outcome: this attempt's model call is used up; run the model again at once with this run state."""
+
+    run_state: Json
+    usage: TokenUsage = TokenUsage()
+    metadata: ModelCallMetadata = ModelCallMetadata()
+
+
+@dataclass(frozen=True)
+class TurnCompleted:
+    """Outcome: the turn is over.
+
+    Attributes:
+        messages: Everything the turn adds to the history, its user message included, in order.
+        final_text: The answer's text for display, possibly empty.
+    """
+
+    messages: Sequence[AgentMessage]
+    final_text: str = ""
+    usage: TokenUsage = TokenUsage()
+    metadata: ModelCallMetadata = ModelCallMetadata()
+
+
+RunModelOutcome: TypeAlias = ToolCallsRequested | ContinueTurn | TurnCompleted
+
+
+class ToolCallStatus(StrEnum):
+    """How a call ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    REJECTED = "rejected"
+    OUTCOME_UNKNOWN = "outcome_unknown"
+
+
+@dataclass(frozen=True)
+class ToolCallRecord:
+    """The one durable result of one call.
+
+    Attributes:
+        output: JSON result of a ``succeeded`` call, exactly as the tool gave it.
+        error: Failure text of a ``failed`` call (with the not-run prefix when the tool never ran) or the
+            cause of an unknown outcome.
+        rejection_message: What the model reads for a ``rejected`` call.
+        framework_data: The runner's own data from :class:`ToolExecutionResult`.
+        not_run: True when the tool provably never ran.
+        attempt: Number of the attempt that ended the call, 0 if none did.
+    """
+
+    call_id: str
+    tool_name: str
+    status: ToolCallStatus
+    output: Json = None
+    error: str = ""
+    rejection_message: str = ""
+    framework_data: Json = None
+    not_run: bool = False
+    attempt: int = 0
+
+
+class AgentEventWriter(Protocol):
+    """Where a runner sends live events. Never blocks, never fails, never decides anything durable."""
+
+    def emit(self, event_type: str, **fields: Json) -> None:
+        """Send one event; the session adds turn, Step execution and attempt.
+
+        Types of a runner: ``text_delta`` and ``reasoning_delta`` (``text``, ``agent_name``),
+        ``tool_call_started`` and ``tool_call_finished`` for calls without a Step (``tool_call_id``,
+        ``tool_name``, ``agent_name``).
+        """
+
+
+@dataclass(frozen=True)
+class RunModelRequest:
+    """What one ``RunModel`` attempt gets.
+
+    Attributes:
+        session_id: Flow ID, also the framework's session id.
+        turn_id: Id of the open turn, unique in the session.
+        step_execution_id: Id of this ``RunModel`` execution, equal for all its attempts, unique in the
+            session; a good prefix for deterministic ids.
+        attempt: 1 for the first attempt.
+        history: Messages of finished turns, oldest first.
+        user_message: ``framework_item`` of the turn's user message, as :meth:`build_user_message` made it.
+        run_state: ``None`` in the first ``RunModel`` of a turn, else the run state of the outcome before.
+        records: Records of the calls of the outcome before, in the model's order; else empty.
+        model_calls_so_far: Model calls of earlier ``RunModel`` Steps of this turn.
+        events: Live events.
+    """
+
+    session_id: str
+    turn_id: str
+    step_execution_id: str
+    attempt: int
+    history: Sequence[AgentMessage]
+    user_message: Json
+    run_state: Json
+    records: Sequence[ToolCallRecord]
+    model_calls_so_far: int
+    events: AgentEventWriter
+
+
+@dataclass(frozen=True)
+class DeferredToolExecution:
+    """What one attempt of a tool Step gets.
+
+    Attributes:
+        idempotency_key: ``<session id>/<turn id>/<call id>``, equal for all attempts; a later call of the
+            same turn that reuses the call id has ``#2``, ``#3`` … behind it.
+        tool_context: From :class:`ToolCallsRequested`.
+        framework_data: From :class:`RequestedToolCall`.
+    """
+
+    session_id: str
+    turn_id: str
+    call_id: str
+    tool_name: str
+    arguments: Mapping[str, Json]
+    effect: ToolEffect
+    agent_name: str
+    step_execution_id: str
+    attempt: int
+    idempotency_key: str
+    tool_context: Json = None
+    framework_data: Json = None
+
+
+@dataclass(frozen=True)
+class ToolExecutionResult:
+    """A tool's success.
+
+    Attributes:
+        output: The result as a JSON value.
+        framework_data: The runner's own data, such as state changes; stored with the record.
+    """
+
+    output: Json = None
+    framework_data: Json = field(default=None)
+
+
+@runtime_checkable
+class AgentFrameworkRunner(Protocol):
+    """What an adapter implements. One object serves all sessions of a process at the same time."""
+
+    async def run_model(self, request: RunModelRequest) -> RunModelOutcome:
+        """Make at most one model call per agent and branch and say how the turn goes on.
+
+        Stores nothing and may be repeated at any time with an equal request.
+
+        Raises:
+            AgentTurnError: The turn cannot go on; it fails at once, without retry.
+            ModelCallError: The call failed in a way that may pass; retried, honouring ``retry_after_s``.
+            Exception: Anything else also fails the attempt and is retried by the session's policy.
+        """
+
+    async def execute_deferred_tool_call(self, call: DeferredToolExecution) -> ToolExecutionResult:
+        """Run the tool once.
+
+        Blocking tools run in a thread, so that the loop goes on.
+
+        Raises:
+            ToolExecutionError: A failure for the model; recorded as ``failed``, never retried.
+            ToolNotStartedError: The tool was not entered, for example because no tool has the name;
+                recorded as ``failed`` and not run.
+            Exception: Fails the attempt: the effect decides what happens.
+        """
+
+    def build_user_message(self, text: str) -> AgentMessage:
+        """A message of the user in the framework's own form. Also used for notes of the session."""

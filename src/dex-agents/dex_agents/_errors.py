@@ -1,0 +1,69 @@
+"""Every error that the core raises, and the two texts the model reads for calls without a result."""
+
+from __future__ import annotations
+
+TOOL_CALL_NOT_RUN_ERROR_PREFIX = "The tool did not run"
+"""Starts the error text of a call whose tool provably never ran, so that the model may call it again."""
+
+OUTCOME_UNKNOWN_TOOL_RESULT = (
+    "The outcome of this tool call is unknown: it may or may not have taken effect. "
+    "Do not call it again before you have checked, or have told the user."
+)
+"""What the model reads for a call that may have run and has no result."""
+
+
+class AgentError(Exception):
+    """Base of all errors of this package."""
+
+
+class ToolExecutionError(AgentError):
+    """A tool raises this to report a failure that the model should see; the call is not repeated."""
+
+
+class ToolNotStartedError(AgentError):
+    """The tool was never entered. A runner raises it before any effect can have happened."""
+
+
+class AgentTurnError(AgentError):
+    """The turn cannot go on and a retry would not help."""
+
+
+class ModelCallError(AgentError):
+    """A model call failed in a way that may pass.
+
+    Args:
+        message: What happened.
+        retry_after_s: Seconds the provider asked to wait, if it did.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class SessionError(AgentError):
+    """Base of the errors that :class:`AgentSessionClient` raises."""
+
+
+class SessionAlreadyExistsError(SessionError):
+    """The session id was used before."""
+
+
+class SessionNotFoundError(SessionError):
+    """No session has this id."""
+
+
+class SessionClosedError(SessionError):
+    """The session has ended and takes no more commands."""
+
+
+class InterruptError(SessionError):
+    """An answer does not fit a pending interrupt: unknown, already answered, expired or mismatched."""
+
+
+class InvalidInputError(SessionError, ValueError):
+    """An argument was refused before anything was stored."""
+
+
+class TurnWaitTimeoutError(SessionError, TimeoutError):
+    """The turn did not end within the time given; the session goes on."""

@@ -1,0 +1,35 @@
+"""dex-lite: a Dex engine in one process on one SQLite file.
+
+Unmodified ``dex-python-sdk`` Workers and Clients connect to :attr:`RunningEngine.address`.
+"""
+
+from __future__ import annotations
+
+from dex_lite._errors import (
+    DataFileCorruptError,
+    DataFileInUseError,
+    DataFileVersionError,
+    DataFileWriteError,
+    DataFolderError,
+    DexLiteError,
+    EngineStoppedError,
+    PortInUseError,
+)
+from dex_lite._options import EngineOptions
+from dex_lite._server import RunningEngine, open_engine
+from dex_lite._wire.limits import Limits
+
+__all__ = [
+    "DataFileCorruptError",
+    "DataFileInUseError",
+    "DataFileVersionError",
+    "DataFileWriteError",
+    "DataFolderError",
+    "DexLiteError",
+    "EngineOptions",
+    "EngineStoppedError",
+    "Limits",
+    "PortInUseError",
+    "RunningEngine",
+    "open_engine",
+]

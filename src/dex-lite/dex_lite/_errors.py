@@ -1,0 +1,125 @@
+"""Named errors of dex-lite.
+
+Each message names the thing that is wrong and the way out of it. The command line prints these
+messages as they are.
+"""
+
+from __future__ import annotations
+
+
+class DexLiteError(Exception):
+    """Base class of every error that dex-lite raises on purpose."""
+
+
+class DataFolderError(DexLiteError):
+    """The folder of the data file cannot be used."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"cannot use data file {path}: {reason}. "
+            "Choose a file in a folder that exists and that this user may write to."
+        )
+        self.path = path
+        self.reason = reason
+
+
+class DataFileInUseError(DexLiteError):
+    """Another engine holds the data file."""
+
+    def __init__(self, path: str, pid: int | None, host: str, address: str) -> None:
+        holder = f"process {pid}" if pid is not None else "another process"
+        if host:
+            holder += f" on {host}"
+        if address:
+            holder += f", serving {address}"
+        super().__init__(
+            f"data file {path} is in use by {holder}. "
+            "Connect to that engine, stop it, or choose another data file."
+        )
+        self.path = path
+        self.pid = pid
+        self.host = host
+        self.address = address
+
+
+class DataFileCorruptError(DexLiteError):
+    """The data file is damaged, or is no data file of dex-lite."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"data file {path} cannot be read: {reason}. "
+            "It was left as it is. Restore it from a backup, or choose another data file."
+        )
+        self.path = path
+        self.reason = reason
+
+
+class DataFileVersionError(DexLiteError):
+    """The data file was written by a newer release."""
+
+    def __init__(self, path: str, found: int, supported: int) -> None:
+        super().__init__(
+            f"data file {path} has format {found}, this release of dex-lite reads up to format "
+            f"{supported}. It was left as it is. Upgrade dex-lite, or choose another data file."
+        )
+        self.path = path
+        self.found = found
+        self.supported = supported
+
+
+class DataFileWriteError(DexLiteError):
+    """A commit failed while the engine ran: the engine stops for good."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"data file {path} could not be written: {reason}. The engine has stopped; everything "
+            "it acknowledged is in the file. Mend the disk, then start it again."
+        )
+        self.path = path
+        self.reason = reason
+
+
+class PortInUseError(DexLiteError):
+    """The address to serve on is taken."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(
+            f"{host}:{port} is in use by another process. "
+            "Stop that process, or choose another port (0 lets the system choose one)."
+        )
+        self.host = host
+        self.port = port
+
+
+class EngineStoppedError(DexLiteError):
+    """The engine was used after it stopped."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(
+            "the engine has stopped" + (f": {reason}" if reason else "") + ". Open it again."
+        )
+        self.reason = reason
+
+
+class StreamError(DexLiteError):
+    """Base class of what can be wrong with a Stream call."""
+
+
+class StreamArgumentError(StreamError):
+    """A name, value, source, capacity or page size of a Stream call is not valid."""
+
+
+class StreamTokenError(StreamError):
+    """A resume or page token is not one of this Stream and Flow id."""
+
+
+class StreamOverCapacity(StreamError):
+    """One message alone is larger than the capacity of its Stream."""
+
+    def __init__(self, stream_name: str, cost: int, capacity: int) -> None:
+        super().__init__(
+            f"a message of {cost} bytes does not fit into Stream {stream_name!r} "
+            f"with a capacity of {capacity} bytes"
+        )
+        self.cost = cost
+        self.capacity = capacity

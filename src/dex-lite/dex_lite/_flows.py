@@ -1,0 +1,397 @@
+"""Starting and stopping Flows, and what clients read of them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import grpc
+from dex.dexpb import dex_pb2 as pb
+
+from dex_lite._machine import decide
+from dex_lite._machine.facts import RunStarted, decode_fact
+from dex_lite._machine.model import COMPLETED, RUNNING, Movement, RunState
+from dex_lite._records import PutIndexTypes, RunRow
+from dex_lite._runs import Run
+from dex_lite._timers import now_ms
+from dex_lite._wire.errors import ServiceError, flow_missing, invalid, later
+from dex_lite._wire.history import HistoryReader
+from dex_lite._wire.limits import TIMEOUT_HANDLER_STEP, name_fault
+from dex_lite._wire.options import BadRequest, encoded_value, step_options
+from dex_lite._wire.tasks import flow_result
+from dex_lite._wire.views import flow_state
+
+if TYPE_CHECKING:
+    from dex_lite._engine import Engine
+
+_FACTS_A_READ = 2_000
+_PAGE_EVENTS = 100
+
+
+async def start(engine: Engine, request: pb.StartFlowRequest) -> pb.StartFlowResponse:
+    """Start a run, or answer a repeated request."""
+    engine.check_running()
+    try:
+        fact = _started(engine, request)
+    except BadRequest as error:
+        raise invalid(str(error)) from None
+    row = engine.rows.get(request.flow_id)
+    if row is not None and not _may_start(request, row):
+        options = request.flow_start_options.flow_already_started_options
+        if options.ignore_already_started_error and row.request_id == request.request_id:
+            run = engine.runs.get(row.run_id)
+            if run is not None:
+                await engine.settled(run)
+            return pb.StartFlowResponse(run_id=row.run_id)
+        raise ServiceError(
+            grpc.StatusCode.ALREADY_EXISTS,
+            f"Flow {request.flow_id!r} was already started",
+            pb.ERROR_SUB_STATUS_FLOW_ALREADY_STARTED,
+        )
+    if row is not None and row.status == RUNNING:
+        before = engine.runs[row.run_id]
+        turn = engine.turn(before)
+        decide.stop(turn, "terminate", "")
+        engine.store(before, turn)
+    turn = decide.start(fact)
+    run = engine.runs[fact.run_id] = Run(turn.state)
+    run.snapshot_at = 0
+    await engine.durable(engine.store(run, turn))
+    return pb.StartFlowResponse(run_id=fact.run_id)
+
+
+def _may_start(request: pb.StartFlowRequest, row: RunRow) -> bool:
+    policy = request.flow_start_options.id_reuse_policy
+    if policy == pb.ID_REUSE_POLICY_ALLOW_TERMINATE_IF_RUNNING:
+        return True
+    if row.status == RUNNING:
+        return False
+    if policy == pb.ID_REUSE_POLICY_ALLOW_IF_NO_RUNNING:
+        return True
+    if policy == pb.ID_REUSE_POLICY_ALLOW_IF_PREVIOUS_EXISTS_ABNORMALLY:
+        return row.status != COMPLETED
+    return False
+
+
+def _started(engine: Engine, request: pb.StartFlowRequest) -> RunStarted:
+    limits = engine.options.limits
+    options = request.flow_start_options
+    for kind, name in (("Flow ID", request.flow_id), ("Flow type", request.flow_type)):
+        if fault := name_fault(kind, name, limits):
+            raise BadRequest(fault)
+    if fault := name_fault("request id", request.request_id, limits, forbidden=""):
+        raise BadRequest(fault)
+    if request.flow_timeout_seconds < 0 or options.flow_start_delay_seconds < 0:
+        raise BadRequest("times must not be negative")
+    if request.flow_timeout_seconds or options.HasField("timeout_handler_options"):
+        raise later("Flow timeouts")
+    if options.flow_start_delay_seconds:
+        raise later("a start delay")
+    if options.HasField("retry_policy"):
+        raise later("Flow retry policies")
+    config = options.flow_config_override
+    if config.worker_target.address:
+        raise later("Workers in listening mode; use PullWorkerOptions")
+    is_async = config.step_durability == pb.STEP_DURABILITY_ASYNC
+    movement = None
+    if request.start_step_type:
+        fault = name_fault("Step type", request.start_step_type, limits)
+        if fault or request.start_step_type == TIMEOUT_HANDLER_STEP:
+            raise BadRequest(fault or f"{TIMEOUT_HANDLER_STEP} is reserved")
+        movement = Movement(
+            request.start_step_type,
+            encoded_value("Step input", request.step_input, limits, request.HasField("step_input")),
+            step_options(
+                request.step_options,
+                is_async_default=is_async,
+                heartbeat_floor_ms=int(engine.options.heartbeat_floor_s * 1_000),
+            ),
+        )
+    written = engine.reader.attributes(options.attributes)
+    return RunStarted(
+        flow_id=request.flow_id,
+        run_id=uuid.uuid4().hex,
+        flow_type=request.flow_type,
+        request_id=request.request_id,
+        at=now_ms(),
+        config=config.SerializeToString(),
+        is_async_default=is_async,
+        start=movement,
+        attributes=tuple((key, value) for key, value in written if value is not None),
+    )
+
+
+async def stop(engine: Engine, request: pb.StopFlowRequest) -> None:
+    """End a running Flow."""
+    run = engine.find_open(request.flow_id, request.run_id)
+    kinds: dict[int, Literal["cancel", "terminate", "fail"]] = {
+        pb.STOP_TYPE_UNSPECIFIED: "cancel",
+        pb.STOP_TYPE_CANCEL: "cancel",
+        pb.STOP_TYPE_TERMINATE: "terminate",
+        pb.STOP_TYPE_FAIL: "fail",
+    }
+    if request.stop_type not in kinds:
+        raise invalid(f"unknown stop type {request.stop_type}")
+    turn = engine.turn(run)
+    decide.stop(turn, kinds[request.stop_type], request.reason)
+    await engine.durable(engine.store(run, turn))
+
+
+async def wait_for_flow(engine: Engine, request: pb.WaitForFlowRequest) -> pb.FlowResult:
+    """Wait until the Flow is closed."""
+    row = engine.find(request.flow_id, request.run_id)
+    timeout_s = wait_budget(engine, request.wait_time_seconds)
+
+    def check(state: RunState) -> pb.FlowResult | None:
+        return (
+            None if state.is_open else flow_result(state, with_results=request.needs_results)
+        )
+
+    run = engine.runs.get(row.run_id)
+    if run is None:
+        result = check(await engine.state_of(row))
+        assert result is not None
+    else:
+        message = f"Flow {request.flow_id!r} is still running"
+        result = await engine.wait(run, check, timeout_s, message)
+    if result.ByteSize() > engine.options.limits.task:
+        raise invalid(f"the results of Flow {request.flow_id!r} are larger than a client can receive")
+    return result
+
+
+async def wait_for_step(engine: Engine, request: pb.WaitForStepCompletionRequest) -> None:
+    """Wait until a Step execution has ended."""
+    try:
+        number = int(request.step_execution_number)
+    except ValueError:
+        number = 0
+    if number < 1 or not request.step_type:
+        raise invalid("a Step type and an execution number from 1 are needed")
+
+    def check(state: RunState) -> Any:
+        if state.has_ended(request.step_type, number):
+            return True
+        return None if state.is_open else flow_missing(request.flow_id, "closed without that Step")
+
+    await _wait_open_or_closed(
+        engine, request.flow_id, check, request.request_timeout_seconds, "the Step has not ended"
+    )
+
+
+async def wait_for_attribute(
+    engine: Engine, request: pb.WaitForAttributeRequest
+) -> pb.WaitForAttributeResponse:
+    """Wait until an Attribute matches."""
+    match = request.match
+    compare = _comparison(match)
+    missing = flow_missing(request.flow_id, "is closed")
+
+    def check(state: RunState) -> Any:
+        encoded = state.attributes.get(match.key)
+        if encoded is not None:
+            value = pb.Value.FromString(encoded)
+            if compare(value):
+                return value
+        return None if state.is_open else missing
+
+    value = await _wait_open_or_closed(
+        engine,
+        request.flow_id,
+        check,
+        request.request_timeout_seconds,
+        f"Attribute {match.key!r} does not match yet",
+    )
+    return pb.WaitForAttributeResponse(matched_value=value)
+
+
+_COMPARISONS: dict[int, Callable[[Any, Any], bool]] = {
+    pb.ATTRIBUTE_MATCH_OPERATOR_EQUAL: lambda a, b: a == b,
+    pb.ATTRIBUTE_MATCH_OPERATOR_NOT_EQUAL: lambda a, b: a != b,
+    pb.ATTRIBUTE_MATCH_OPERATOR_GREATER_THAN: lambda a, b: a > b,
+    pb.ATTRIBUTE_MATCH_OPERATOR_GREATER_THAN_OR_EQUAL: lambda a, b: a >= b,
+    pb.ATTRIBUTE_MATCH_OPERATOR_LESS_THAN: lambda a, b: a < b,
+    pb.ATTRIBUTE_MATCH_OPERATOR_LESS_THAN_OR_EQUAL: lambda a, b: a <= b,
+}
+
+
+def _comparison(match: pb.AttributeMatch) -> Callable[[pb.Value], bool]:
+    kind = match.operand.WhichOneof("kind")
+    if not match.key:
+        raise invalid("an Attribute key is needed")
+    if kind not in ("string_value", "int_value", "double_value", "bool_value"):
+        raise invalid("an Attribute can only be compared with text, a number or a bool")
+    compare = _COMPARISONS.get(match.operator)
+    if compare is None:
+        raise invalid(f"unknown operator {match.operator}")
+    if kind == "bool_value" and match.operator not in (
+        pb.ATTRIBUTE_MATCH_OPERATOR_EQUAL,
+        pb.ATTRIBUTE_MATCH_OPERATOR_NOT_EQUAL,
+    ):
+        raise invalid("a bool can only be compared for equality")
+    operand = getattr(match.operand, kind)
+
+    def matches(value: pb.Value) -> bool:
+        return value.WhichOneof("kind") == kind and compare(getattr(value, kind), operand)
+
+    return matches
+
+
+async def _wait_open_or_closed(
+    engine: Engine, flow_id: str, check: Any, timeout_seconds: int, message: str
+) -> Any:
+    engine.check_running()
+    row = engine.rows.get(flow_id)
+    if row is None:
+        raise flow_missing(flow_id)
+    if timeout_seconds < 0:
+        raise invalid("a timeout must not be negative")
+    run = engine.runs.get(row.run_id)
+    if run is None:
+        found = check(await engine.state_of(row))
+        if isinstance(found, ServiceError):
+            raise found
+        return found
+    limit = engine.options.max_wait_s
+    try:
+        return await engine.wait(run, check, min(timeout_seconds or limit, limit), message)
+    except ServiceError as error:
+        is_over = error.sub_status == pb.ERROR_SUB_STATUS_LONG_POLL_TIME_OUT
+        if is_over and 0 < timeout_seconds <= limit:
+            raise ServiceError(
+                grpc.StatusCode.DEADLINE_EXCEEDED, message, pb.ERROR_SUB_STATUS_REQUEST_TIMEOUT
+            ) from None
+        raise
+
+
+def wait_budget(engine: Engine, seconds: int) -> float:
+    """Seconds that a long poll may take; 0 is the server's maximum."""
+    if seconds < 0:
+        raise invalid("a wait must not be negative")
+    return min(float(seconds) or engine.options.max_wait_s, engine.options.max_wait_s)
+
+
+async def summary(
+    engine: Engine, request: pb.GetFlowSummaryRequest
+) -> pb.GetFlowSummaryResponse:
+    """The main facts of a run."""
+    row = engine.find(request.flow_id, request.run_id)
+    run = engine.runs.get(row.run_id)
+    if run is not None:
+        await engine.settled(run)
+    response = pb.GetFlowSummaryResponse(
+        first_run_id=row.first_run_id,
+        request_id=row.request_id,
+        flow_type=row.flow_type,
+        flow_status=row.status,  # type: ignore[arg-type]
+        run_attempt=row.run_attempt,
+    )
+    response.flow_execution_id.flow_id = row.flow_id
+    response.flow_execution_id.run_id = row.run_id
+    response.start_time.FromMilliseconds(row.start_ms)
+    if row.close_ms is not None:
+        response.close_time.FromMilliseconds(row.close_ms)
+    return response
+
+
+async def live_state(engine: Engine, request: pb.GetFlowStateRequest) -> pb.GetFlowStateResponse:
+    """Everything live in a run."""
+    response = flow_state(await engine.state_of(engine.find(request.flow_id, request.run_id)))
+    if response.ByteSize() > engine.options.limits.task:
+        raise invalid(f"the state of Flow {request.flow_id!r} is larger than a client can receive")
+    return response
+
+
+async def history(
+    engine: Engine, request: pb.GetHistoryEventsRequest
+) -> pb.GetHistoryEventsResponse:
+    """A page of a run's history."""
+    if not request.run_id:
+        raise invalid("a run id is needed")
+    row = engine.find(request.flow_id, request.run_id)
+    first = request.start_internal_event_id
+    if request.next_page_token:
+        try:
+            first = int(request.next_page_token)
+        except ValueError:
+            raise invalid("the page token is not one of this call") from None
+    if first < 0 or request.estimate_page_size < 0:
+        raise invalid("event ids and page sizes must not be negative")
+    response = pb.GetHistoryEventsResponse(next_internal_event_id=max(first, 1))
+    reader, number, size = HistoryReader(), 1, 0
+    while facts := await engine.journal.facts(row.run_id, number, _FACTS_A_READ):
+        number = facts[-1][0] + 1
+        events = list(reader.read((n, decode_fact(payload)) for n, payload in facts))
+        if len(facts) < _FACTS_A_READ:
+            events += reader.rest()
+        for event in events:
+            if event.event_id < first:
+                continue
+            size += event.ByteSize() + 8
+            is_full = len(response.events) >= (request.estimate_page_size or _PAGE_EVENTS)
+            if response.events and (is_full or size > engine.options.limits.task):
+                response.next_page_token = str(event.event_id).encode()
+                return response
+            response.events.append(event)
+            response.next_internal_event_id = event.event_id + 1
+    return response
+
+
+async def wait_for_event(
+    engine: Engine, request: pb.WaitForHistoryEventRequest
+) -> pb.WaitForHistoryEventResponse:
+    """Wait until a history event with at least this id exists, or the Flow is closed."""
+    if request.next_internal_event_id < 1:
+        raise invalid("an event id from 1 is needed")
+    row = engine.find(request.flow_id, request.run_id)
+
+    def check(state: RunState) -> pb.WaitForHistoryEventResponse | None:
+        is_there = state.last_event >= request.next_internal_event_id
+        if not is_there and state.is_open:
+            return None
+        return pb.WaitForHistoryEventResponse(
+            event_available=is_there,
+            available_internal_event_id=state.last_event if is_there else 0,
+            flow_status=state.status,  # type: ignore[arg-type]
+        )
+
+    run = engine.runs.get(row.run_id)
+    if run is None:
+        response = check(await engine.state_of(row))
+        assert response is not None
+        return response
+    found: pb.WaitForHistoryEventResponse = await engine.wait(
+        run, check, engine.options.max_wait_s, "no such event yet"
+    )
+    return found
+
+
+async def sync_index_types(engine: Engine, types: dict[str, int]) -> None:
+    """Remember the types of Attribute indexes."""
+    engine.check_running()
+    for key, index_type in types.items():
+        known = engine.index_types.get(key)
+        if known is not None and known != index_type:
+            raise ServiceError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"index {key!r} has type {known}, and cannot become type {index_type}",
+            )
+    new = {key: value for key, value in types.items() if key not in engine.index_types}
+    if new:
+        engine.index_types.update(new)
+        await engine.durable(engine.journal.submit([PutIndexTypes(dict(engine.index_types))]))
+
+
+__all__ = [
+    "history",
+    "live_state",
+    "start",
+    "stop",
+    "summary",
+    "sync_index_types",
+    "wait_budget",
+    "wait_for_attribute",
+    "wait_for_event",
+    "wait_for_flow",
+    "wait_for_step",
+]

@@ -1,0 +1,228 @@
+"""The SQL of the journal: a batch of writes as few statements, and the queries of its readers."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from dex_lite._records import (
+    AddFacts,
+    AddStreamMessage,
+    PutRun,
+    PutSnapshot,
+    PutStreamGroup,
+    RunRow,
+    StoredRun,
+    TrimStream,
+    Write,
+)
+
+# Rows of one INSERT. Every statement hands the GIL over twice, and a busy loop gives it back late:
+# few statements matter more than small ones.
+_ROWS_PER_INSERT = 64
+_NUMBER_BITS = 32
+_NUMBER_MASK = (1 << _NUMBER_BITS) - 1
+_RUN_COLUMNS = (
+    "run_id, flow_id, flow_type, status, run_attempt, request_id, first_run_id, start_ms, close_ms"
+)
+
+
+class BatchWriter:
+    """Turns batches into transactions on the one writing connection."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._keys: dict[str, int] = {}
+        newest = connection.execute("SELECT coalesce(max(id), 0) FROM runs").fetchone()
+        self._next_key: int = newest[0] + 1
+
+    def commit(self, batch: Sequence[Write]) -> int:
+        """Write one batch as one transaction; returns about how many bytes the log grew by."""
+        statements: list[tuple[str, Sequence[Any]]] = []
+        facts: list[Any] = []
+        messages: list[Any] = []
+        trimmed: list[int] = []
+        closed: list[str] = []
+        size = 0
+        for write in batch:
+            if isinstance(write, AddFacts):
+                number = (self._key(write.run_id) << _NUMBER_BITS) + write.first_number
+                for payload in write.payloads:
+                    facts += (number, payload)
+                    number += 1
+                    size += len(payload)
+            elif isinstance(write, AddStreamMessage):
+                messages += msgspec.structs.astuple(write)
+                size += len(write.value)
+            elif isinstance(write, PutRun):
+                key = self._key(write.row.run_id, is_new_allowed=True)
+                row = (key, *msgspec.structs.astuple(write.row))
+                statements.append(
+                    ("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+                )
+                if write.row.close_ms is not None:
+                    closed.append(write.row.run_id)
+            elif isinstance(write, PutSnapshot):
+                statements.append(
+                    (
+                        "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)",
+                        (self._key(write.run_id), write.number, write.payload),
+                    )
+                )
+                size += len(write.payload)
+            elif isinstance(write, TrimStream):
+                trimmed += write.sequences
+            elif isinstance(write, PutStreamGroup):
+                statements.append(
+                    (
+                        "INSERT OR REPLACE INTO stream_groups VALUES (?, ?, ?, ?)",
+                        msgspec.structs.astuple(write),
+                    )
+                )
+            else:
+                for item in write.types.items():
+                    statements.append(("INSERT OR REPLACE INTO index_types VALUES (?, ?)", item))
+        statements += _inserts("facts", 2, facts)
+        statements += _inserts("stream_messages", 6, messages)
+        # Last: a message may have been added and trimmed in the same batch.
+        statements += _deletes(trimmed)
+        self._run(statements)
+        for run_id in closed:
+            # Facts after the close are rare, and closed runs are many: look the key up again then.
+            self._keys.pop(run_id, None)
+        return size + 4096 * (1 + len(statements))
+
+    def _run(self, statements: list[tuple[str, Sequence[Any]]]) -> None:
+        execute = self._connection.execute
+        if len(statements) == 1:
+            # One statement outside a transaction is a transaction: the usual commit of a Step is a
+            # single call.
+            execute(*statements[0])
+            return
+        execute("BEGIN IMMEDIATE")
+        try:
+            for sql, parameters in statements:
+                execute(sql, parameters)
+            execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                execute("ROLLBACK")
+            raise
+
+    def _key(self, run_id: str, is_new_allowed: bool = False) -> int:
+        key = self._keys.get(run_id)
+        if key is None:
+            row = self._connection.execute(
+                "SELECT id FROM runs WHERE run_id = ?", (run_id,)
+            ).fetchone()
+            if row is not None:
+                key = int(row[0])
+            elif is_new_allowed:
+                key = self._next_key
+                self._next_key += 1
+            else:
+                raise LookupError(f"a write for run {run_id} came before the row of that run")
+            self._keys[run_id] = key
+        return key
+
+
+def _inserts(table: str, columns: int, values: list[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+    row = f"({', '.join('?' * columns)})"
+    step = columns * _ROWS_PER_INSERT
+    for start in range(0, len(values), step):
+        part = values[start : start + step]
+        yield f"INSERT INTO {table} VALUES {', '.join([row] * (len(part) // columns))}", part
+
+
+def _deletes(sequences: list[int]) -> Iterator[tuple[str, Sequence[Any]]]:
+    for start in range(0, len(sequences), 512):
+        part = sequences[start : start + 512]
+        yield f"DELETE FROM stream_messages WHERE sequence IN ({_marks(part)})", part
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _rows(
+    connection: sqlite3.Connection, where: str, parameters: Sequence[Any] = ()
+) -> Iterator[tuple[int, RunRow]]:
+    for key, *fields in connection.execute(
+        f"SELECT id, {_RUN_COLUMNS} FROM runs {where}", parameters
+    ):
+        yield key, RunRow(*fields)
+
+
+def _facts(
+    connection: sqlite3.Connection, key: int, first_number: int, limit: int
+) -> list[tuple[int, bytes]]:
+    start = key << _NUMBER_BITS
+    rows = connection.execute(
+        "SELECT id, payload FROM facts WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
+        (start + first_number, start + _NUMBER_MASK, limit),
+    )
+    return [(number & _NUMBER_MASK, payload) for number, payload in rows]
+
+
+def open_runs(connection: sqlite3.Connection) -> Iterator[StoredRun]:
+    for key, row in _rows(connection, "WHERE close_ms IS NULL ORDER BY id"):
+        snapshot = connection.execute(
+            "SELECT number, payload FROM snapshots WHERE run = ?", (key,)
+        ).fetchone()
+        first = 0 if snapshot is None else snapshot[0] + 1
+        yield StoredRun(row, snapshot, _facts(connection, key, first, -1))
+
+
+def latest_runs(connection: sqlite3.Connection) -> Iterator[RunRow]:
+    newest = "WHERE id IN (SELECT max(id) FROM runs GROUP BY flow_id) ORDER BY id"
+    for _, row in _rows(connection, newest):
+        yield row
+
+
+def run(connection: sqlite3.Connection, run_id: str) -> RunRow | None:
+    return next((row for _, row in _rows(connection, "WHERE run_id = ?", (run_id,))), None)
+
+
+def facts(
+    connection: sqlite3.Connection, run_id: str, first_number: int, limit: int
+) -> list[tuple[int, bytes]]:
+    key = connection.execute("SELECT id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+    return [] if key is None else _facts(connection, key[0], first_number, limit)
+
+
+def index_types(connection: sqlite3.Connection) -> dict[str, int]:
+    rows: list[tuple[str, int]] = connection.execute(
+        "SELECT name, type FROM index_types"
+    ).fetchall()
+    return dict(rows)
+
+
+def stream_groups(connection: sqlite3.Connection) -> list[PutStreamGroup]:
+    rows = connection.execute("SELECT id, flow_type, stream_name, capacity FROM stream_groups")
+    return [PutStreamGroup(*row) for row in rows]
+
+
+def stream_index(connection: sqlite3.Connection) -> list[tuple[int, int, str, int]]:
+    """Sequence, group, Flow id and size (with both texts) of every message, oldest first."""
+    # octet_length would not read the value; it is younger than the SQLite that Python 3.11 may come
+    # with.
+    return connection.execute(
+        "SELECT sequence, group_id, flow_id, length(CAST(flow_id AS BLOB))"
+        " + length(CAST(source AS BLOB)) + length(value) FROM stream_messages ORDER BY sequence"
+    ).fetchall()
+
+
+def stream_messages(
+    connection: sqlite3.Connection, sequences: Sequence[int]
+) -> dict[int, tuple[int, str, bytes]]:
+    """Time, source and value by sequence."""
+    rows = connection.execute(
+        "SELECT sequence, created_ms, source, value FROM stream_messages"
+        f" WHERE sequence IN ({_marks(sequences)})",
+        sequences,
+    )
+    return {sequence: (created, source, value) for sequence, created, source, value in rows}

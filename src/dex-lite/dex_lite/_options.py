@@ -1,0 +1,38 @@
+"""Settings of an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dex_lite._schema import Durability
+from dex_lite._wire.limits import Limits
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How an engine behaves. All times are seconds.
+
+    Attributes:
+        durability: ``"full"`` survives power loss, ``"normal"`` survives only the end of processes.
+        strict_dispatch: Fail a Step's attempt that no Worker took within ``step_dispatch_wait_s``, as the public
+            server does. Off, such a Step waits and no attempt is consumed.
+        step_dispatch_wait_s: See ``strict_dispatch``.
+        rpc_dispatch_wait_s: How long an RPC waits for a Worker.
+        rpc_timeout_s: Longest time of an RPC, dispatch included, and the default.
+        max_wait_s: Longest wait of one long poll, and the default.
+        heartbeat_floor_s: Shortest heartbeat timeout; shorter ones are raised to it.
+        drain_s: How long a stop waits for handlers that run.
+        eager_registration: Acknowledge every Worker stream at once; slower, see the matcher.
+        limits: Sizes and names.
+    """
+
+    durability: Durability = "full"
+    strict_dispatch: bool = False
+    step_dispatch_wait_s: float = 10.0
+    rpc_dispatch_wait_s: float = 10.0
+    rpc_timeout_s: float = 60.0
+    max_wait_s: float = 3_600.0
+    heartbeat_floor_s: float = 1.0
+    drain_s: float = 10.0
+    eager_registration: bool = False
+    limits: Limits = field(default_factory=Limits)

@@ -1,0 +1,131 @@
+"""A run in memory: its state, and what belongs to it only while this process lives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from dex.dexpb import dex_pb2 as pb
+
+from dex_lite._machine.model import RunState, Value
+from dex_lite._records import RunRow
+from dex_lite._wire.tasks import Snapshot
+from dex_lite._worker_slot import Slot, Task
+
+
+class StepTask(Task):
+    """One ready method of a Step execution."""
+
+    __slots__ = ("execution_id", "run", "strict_timer")
+
+    def __init__(
+        self, run: Run, execution_id: str, kind: Any, name: str, *, is_last_attempt: bool
+    ) -> None:
+        super().__init__(
+            kind,
+            run.state.flow_type,
+            name,
+            run.state.flow_id,
+            sticky_worker=run.state.worker_id or None,
+            is_last_attempt=is_last_attempt,
+        )
+        self.run = run
+        self.execution_id = execution_id
+        self.strict_timer: asyncio.TimerHandle | None = None
+
+
+class LiveAttempt:
+    """The attempt of a Step that a Worker has, or will have once its mark is durable."""
+
+    __slots__ = (
+        "beat_at",
+        "deadline_ms",
+        "flush_timer",
+        "flushed_at",
+        "heartbeat",
+        "is_heartbeat_new",
+        "slot",
+        "timer",
+    )
+
+    def __init__(self, slot: Slot, deadline_ms: int) -> None:
+        self.slot = slot
+        self.deadline_ms = deadline_ms
+        self.beat_at = 0.0
+        self.heartbeat: Value | None = None
+        self.is_heartbeat_new = False
+        self.flushed_at = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+        self.flush_timer: asyncio.TimerHandle | None = None
+
+    def stop_timers(self) -> None:
+        """It is over."""
+        for timer in (self.timer, self.flush_timer):
+            if timer is not None:
+                timer.cancel()
+
+
+class Waiter:
+    """A client that waits for something about a run."""
+
+    __slots__ = ("check", "future")
+
+    def __init__(self, check: Callable[[RunState], Any], future: asyncio.Future[Any]) -> None:
+        self.check = check
+        self.future = future
+
+
+class Run:
+    """One run. Everything but ``state`` may be dropped at any time without harm to what is durable."""
+
+    __slots__ = (
+        "commit",
+        "live",
+        "rpc_locks",
+        "rpcs",
+        "snapshot_at",
+        "snapshots",
+        "state",
+        "tasks",
+        "waiters",
+    )
+
+    def __init__(self, state: RunState) -> None:
+        self.state = state
+        self.commit = 0  # the last commit that holds facts of this run
+        self.snapshot_at = state.fact_count
+        self.tasks: dict[str, StepTask] = {}  # offered, by execution id
+        self.live: dict[str, LiveAttempt] = {}  # by execution id
+        self.snapshots: dict[str, Snapshot] = {}  # of methods that have begun, by execution id
+        self.waiters: list[Waiter] = []
+        self.rpc_locks: set[str] = set()
+        self.rpcs: dict[str, tuple[str, asyncio.Future[pb.InvokeRPCResponse]]] = {}
+
+    def row(self) -> RunRow:
+        """The run's row in the journal."""
+        state = self.state
+        return RunRow(
+            run_id=state.run_id,
+            flow_id=state.flow_id,
+            flow_type=state.flow_type,
+            status=state.status,
+            run_attempt=1,
+            request_id=state.request_id,
+            first_run_id=state.run_id,
+            start_ms=state.start_ms,
+            close_ms=state.close_ms or None,
+        )
+
+    def is_snapshot_due(self) -> bool:
+        """Often enough that a start is quick, seldom enough that a long run does not rewrite itself."""
+        count = self.state.fact_count
+        return self.state.is_open and count - self.snapshot_at >= max(256, count // 8)
+
+
+class FactNumber(msgspec.Struct, frozen=True):
+    """Where a run's history stands."""
+
+    last_event: int
+    status: int

@@ -1,0 +1,219 @@
+"""Layout of the data file, and the checks that run before it is trusted.
+
+Nothing here writes to a file that turns out to be foreign, damaged or newer: the header is read
+with plain file I/O first, since opening such a file with SQLite may already change it (a hot
+journal, a checkpoint).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import struct
+from collections.abc import Callable
+from typing import Literal
+
+from dex_lite._errors import (
+    DataFileCorruptError,
+    DataFileVersionError,
+    DataFileWriteError,
+    DataFolderError,
+)
+
+Durability = Literal["full", "normal"]
+
+APPLICATION_ID = 0x6465786C  # "dexl"
+FORMAT = 1
+_MAGIC = b"SQLite format 3\x00"
+_HEADER_SIZE = 100
+# Checking costs about 1 ms per MiB. A small file is always checked, a big one only after a stop
+# that was not clean.
+_ALWAYS_CHECK_BELOW = 4 << 20
+_CHECK_AFTER_CRASH_BELOW = 256 << 20
+# A foreign process that holds the write lock (a database browser) is waited for this long before a
+# commit fails.
+_BUSY_TIMEOUT_S = 10.0
+# Safety net only: the journal checkpoints in idle moments, long before the log has this many pages.
+_AUTO_CHECKPOINT_PAGES = 2048
+
+_TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO meta VALUES ('clean_stop', 1), ('boots', 0);
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY, run_id TEXT NOT NULL UNIQUE, flow_id TEXT NOT NULL,
+    flow_type TEXT NOT NULL, status INTEGER NOT NULL, run_attempt INTEGER NOT NULL,
+    request_id TEXT NOT NULL, first_run_id TEXT NOT NULL, start_ms INTEGER NOT NULL,
+    close_ms INTEGER
+);
+CREATE INDEX runs_of_flow ON runs (flow_id, id);
+CREATE INDEX runs_open ON runs (id) WHERE close_ms IS NULL;
+-- id = runs.id * 2^32 + number: the facts of a run are neighbours, and need no second index.
+CREATE TABLE facts (id INTEGER PRIMARY KEY, payload BLOB NOT NULL);
+CREATE TABLE snapshots (run INTEGER PRIMARY KEY, number INTEGER NOT NULL, payload BLOB NOT NULL);
+CREATE TABLE index_types (name TEXT PRIMARY KEY, type INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE stream_groups (
+    id INTEGER PRIMARY KEY, flow_type TEXT NOT NULL, stream_name TEXT NOT NULL,
+    capacity INTEGER NOT NULL
+);
+CREATE TABLE stream_messages (
+    sequence INTEGER PRIMARY KEY, group_id INTEGER NOT NULL, created_ms INTEGER NOT NULL,
+    flow_id TEXT NOT NULL, source TEXT NOT NULL, value BLOB NOT NULL
+);
+"""
+
+Connect = Callable[..., sqlite3.Connection]
+
+
+def resolve(path: str) -> str:
+    """The one name of the data file, whatever links lead to it; its folder is created."""
+    full = os.path.realpath(path)
+    folder = os.path.dirname(full)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise DataFolderError(path, f"folder {folder}: {error.strerror}") from error
+    if os.path.isdir(full):
+        raise DataFolderError(path, "it is a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise DataFolderError(path, f"folder {folder} is not writable")
+    return full
+
+
+def prepare(path: str) -> None:
+    """Make sure that a whole data file of this format is at `path`.
+
+    Call it while holding the lock.
+    """
+    try:
+        with open(path, "rb") as file:
+            header = file.read(_HEADER_SIZE)
+    except FileNotFoundError:
+        header = b""
+    except OSError as error:
+        raise DataFolderError(path, str(error.strerror)) from error
+    if not header:
+        _create(path)
+    else:
+        _check_header(path, header)
+
+
+def _create(path: str) -> None:
+    # Built under another name and renamed, so that a crash leaves either no data file or a whole
+    # one. Log files without their data file are what remains after somebody deleted it; SQLite
+    # would apply them to the new one.
+    unfinished = path + ".new"
+    for leftover in (unfinished, unfinished + "-journal", path + "-wal", path + "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(leftover)
+    try:
+        connection = sqlite3.connect(unfinished, isolation_level=None)
+        try:
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
+            connection.executescript(f"BEGIN; {_TABLES} COMMIT;")
+            connection.execute("PRAGMA journal_mode = WAL")
+        finally:
+            connection.close()
+        os.replace(unfinished, path)
+        folder = os.open(os.path.dirname(path), os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except (sqlite3.Error, OSError) as error:
+        raise DataFolderError(path, str(error)) from error
+
+
+def _check_header(path: str, header: bytes) -> None:
+    if len(header) < _HEADER_SIZE or not header.startswith(_MAGIC):
+        raise DataFileCorruptError(path, "it is not a dex-lite data file, or its start is damaged")
+    user_version, application_id = struct.unpack(">I4xI", header[60:72])
+    if application_id != APPLICATION_ID:
+        raise DataFileCorruptError(path, "it is a SQLite database of another program")
+    if user_version > FORMAT:
+        raise DataFileVersionError(path, user_version, FORMAT)
+
+
+def open_writer(path: str, durability: Durability, connect: Connect) -> sqlite3.Connection:
+    """The one connection that writes. Checks the content, then marks the file as in use."""
+    try:
+        connection = connect(
+            path,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=_BUSY_TIMEOUT_S,
+            cached_statements=512,
+        )
+    except sqlite3.Error as error:
+        raise DataFolderError(path, str(error)) from error
+    try:
+        _check_content(connection, path)
+        connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        connection.execute(f"PRAGMA synchronous = {durability}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_AUTO_CHECKPOINT_PAGES}")
+        connection.execute(
+            "UPDATE meta SET value = CASE key WHEN 'boots' THEN value + 1 ELSE 0 END"
+            " WHERE key IN ('boots', 'clean_stop')"
+        )
+    except sqlite3.Error as error:
+        connection.close()
+        if is_damage(error):
+            raise DataFileCorruptError(path, str(error)) from error
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:
+            raise DataFileWriteError(path, str(error)) from error
+        raise DataFolderError(path, str(error)) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_content(connection: sqlite3.Connection, path: str) -> None:
+    size = os.path.getsize(path)
+    clean = connection.execute("SELECT value FROM meta WHERE key = 'clean_stop'").fetchone()
+    if clean is None:
+        raise DataFileCorruptError(path, "its table of settings is empty")
+    if size < (_ALWAYS_CHECK_BELOW if clean[0] else _CHECK_AFTER_CRASH_BELOW):
+        finding = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if finding != "ok":
+            raise DataFileCorruptError(path, " ".join(str(finding).split()))
+
+
+def open_reader(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, isolation_level=None, check_same_thread=False, timeout=_BUSY_TIMEOUT_S
+    )
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def boots(connection: sqlite3.Connection) -> int:
+    """How many times the file was opened: part of what must never repeat after a crash."""
+    value: int = connection.execute("SELECT value FROM meta WHERE key = 'boots'").fetchone()[0]
+    return value
+
+
+def mark_clean_stop(connection: sqlite3.Connection) -> None:
+    connection.execute("UPDATE meta SET value = 1 WHERE key = 'clean_stop'")
+
+
+class ReadErrors:
+    """Context manager: damage found while reading becomes the named error."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, sqlite3.Error) and is_damage(error):
+            raise DataFileCorruptError(self._path, str(error)) from error
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether SQLite says that the content is damaged, and not that it could not be reached."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        return False
+    return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)

@@ -1,0 +1,127 @@
+"""An engine that serves: file, port, start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from dex.dexpb import dex_pb2_grpc
+
+from dex_lite._engine import Engine
+from dex_lite._errors import DexLiteError, PortInUseError
+from dex_lite._flow_service import FlowService
+from dex_lite._journal import Journal
+from dex_lite._matching import Matcher
+from dex_lite._options import EngineOptions
+from dex_lite._stream_log import StreamLog
+from dex_lite._worker_service import add_worker_task_service
+
+_LOGGER = logging.getLogger("dex_lite")
+_CALLS_END_WITHIN_S = 2.0
+
+
+class RunningEngine:
+    """An engine that serves on :attr:`address`; made by :func:`open_engine`."""
+
+    def __init__(self, path: str, address: str, failed: asyncio.Future[DexLiteError]) -> None:
+        self.path = path
+        self.address = address
+        self._failed = failed
+
+    async def wait_failed(self) -> DexLiteError:
+        """Wait until the engine stops because it can no longer store; the reason."""
+        return await asyncio.shield(self._failed)
+
+
+@contextlib.asynccontextmanager
+async def open_engine(
+    path: str | os.PathLike[str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    options: EngineOptions | None = None,
+) -> AsyncIterator[RunningEngine]:
+    """Open a data file and serve it until the block ends.
+
+    Args:
+        path: The SQLite file; made if it is not there, its folder must exist.
+        host: Address to serve on. There is no authentication, so keep it on the loopback.
+        port: 0 lets the system choose; see ``address`` of the result.
+        options: Settings.
+
+    Raises:
+        DexLiteError: The file or the port cannot be used; the text says who holds it and the way out.
+    """
+    options = options or EngineOptions()
+    loop = asyncio.get_running_loop()
+    failed: asyncio.Future[DexLiteError] = loop.create_future()
+    stop_for_good: list[Engine] = []
+
+    def on_failed(error: BaseException) -> None:
+        _LOGGER.error("the engine stops: %s", error)
+        if not failed.done():
+            failed.set_result(error if isinstance(error, DexLiteError) else DexLiteError(str(error)))
+        for engine in stop_for_good:
+            engine.matcher.close()
+            engine.stop(str(error))
+
+    journal = Journal.open(
+        str(Path(path)), durability=options.durability, loop=loop, on_failed=on_failed
+    )
+    try:
+        matcher = Matcher(eager_registration=options.eager_registration)
+        engine = Engine(journal, matcher, StreamLog(journal), options)
+        stop_for_good.append(engine)
+        matcher.set_host(engine)
+        started = time.monotonic()
+        engine.recover()
+        if engine.runs:
+            _LOGGER.info(
+                "took up %d open Flows in %.2f s", len(engine.runs), time.monotonic() - started
+            )
+        server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", options.limits.request),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.keepalive_time_ms", 30_000),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ]
+        )
+        dex_pb2_grpc.add_FlowServiceServicer_to_server(FlowService(engine), server)  # type: ignore[no-untyped-call]
+        add_worker_task_service(server, matcher)
+        try:
+            bound = server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise PortInUseError(host, port)
+        address = f"{host}:{bound}"
+        journal.set_address(address)
+        await server.start()
+        try:
+            yield RunningEngine(str(path), address, failed)
+        finally:
+            await _shut_down(engine, matcher, server, options)
+    finally:
+        await journal.close()
+        if not failed.done():
+            failed.cancel()
+
+
+async def _shut_down(
+    engine: Engine, matcher: Matcher, server: grpc.aio.Server, options: EngineOptions
+) -> None:
+    """Let running handlers end, then answer everybody who still waits that it is over."""
+    await matcher.drain(options.drain_s)
+    matcher.close()
+    engine.stop("the engine is stopping")
+    await server.stop(_CALLS_END_WITHIN_S)

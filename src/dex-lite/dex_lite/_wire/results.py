@@ -1,0 +1,240 @@
+"""Results of handlers: checked, then in the machine's form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from dex.dexpb import dex_pb2 as pb
+
+from dex_lite._machine.commands import ExecuteResult, RpcResult, WaitForResult
+from dex_lite._machine.model import (
+    ChannelCondition,
+    Condition,
+    Movement,
+    TimerCondition,
+    Value,
+)
+from dex_lite._wire.limits import Limits, name_fault
+from dex_lite._wire.options import NULL, BadRequest, encoded_value, movement
+
+_CLOSES: dict[int, Literal["graceful", "force", "fail", "conditional", "dead_end"]] = {
+    pb.CLOSE_DECISION_TYPE_GRACEFUL_COMPLETE: "graceful",
+    pb.CLOSE_DECISION_TYPE_FORCE_COMPLETE: "force",
+    pb.CLOSE_DECISION_TYPE_FORCE_FAIL: "fail",
+    pb.CLOSE_DECISION_TYPE_FORCE_COMPLETE_ON_CHANNELS_EMPTY: "conditional",
+    pb.CLOSE_DECISION_TYPE_DEAD_END: "dead_end",
+}
+_KINDS: dict[int, Literal["all", "any", "combination"]] = {
+    pb.WAITING_CONDITION_TYPE_ALL_COMPLETED: "all",
+    pb.WAITING_CONDITION_TYPE_ANY_COMPLETED: "any",
+    pb.WAITING_CONDITION_TYPE_ANY_COMBINATION_COMPLETED: "combination",
+}
+
+
+class ResultReader:
+    """Reads results under the engine's limits."""
+
+    def __init__(self, limits: Limits, heartbeat_floor_ms: int) -> None:
+        self.limits = limits
+        self._heartbeat_floor_ms = heartbeat_floor_ms
+
+    def wait_for(self, result: pb.InvokeWaitForMethodResponse) -> WaitForResult:
+        """A WaitFor's result."""
+        condition = None
+        if result.HasField("waiting_condition"):
+            condition = self._condition(result.waiting_condition)
+        left = pb.StepWaitForCompletedOutput(record_events=result.record_events)
+        return WaitForResult(
+            condition=condition,
+            attributes=self.attributes(result.upsert_attributes),
+            deleted=self._deletions(result.delete_from_channel),
+            published=self.publications(result.publish_to_channel),
+            step_locals=self._locals(result.upsert_step_exe_locals),
+            output=left.SerializeToString(),
+        )
+
+    def execute(
+        self, result: pb.InvokeExecuteMethodResponse, *, is_async_default: bool
+    ) -> ExecuteResult:
+        """An Execute's result."""
+        decision = result.step_decision
+        close: Literal["none", "graceful", "force", "fail", "conditional", "dead_end"] = "none"
+        value: Value | None = None
+        message = ""
+        if decision.HasField("close_decision"):
+            kind = decision.close_decision.close_decision_type
+            if kind not in _CLOSES:
+                raise BadRequest(f"unknown close decision {kind}")
+            close = _CLOSES[kind]
+            if close == "fail":
+                message = decision.close_decision.close_input.string_value
+            elif decision.close_decision.HasField("close_input"):
+                value = self._output(decision.close_decision.close_input)
+        self._check_decision(decision, close)
+        left = pb.StepExecuteCompletedOutput(record_events=result.record_events)
+        if close != "none":
+            left.step_decision.close_decision.CopyFrom(decision.close_decision)
+            left.step_decision.close_decision.ClearField("close_input")
+        left.step_decision.cancel_step_types.extend(decision.cancel_step_types)
+        left.step_decision.cancel_sibling_step_types.extend(decision.cancel_sibling_step_types)
+        return ExecuteResult(
+            next_steps=self._movements(decision.next_steps, is_async_default),
+            close=close,
+            close_value=value,
+            fail_message=message,
+            conditional_channels=tuple(decision.close_decision.conditional_channel_names),
+            cancel_types=tuple(decision.cancel_step_types),
+            cancel_sibling_types=tuple(decision.cancel_sibling_step_types),
+            attributes=self.attributes(result.upsert_attributes),
+            deleted=self._deletions(result.delete_from_channel),
+            published=self.publications(result.publish_to_channel),
+            step_locals=self._locals(result.upsert_step_exe_locals),
+            output=left.SerializeToString(),
+        )
+
+    def rpc(self, result: pb.InvokeWorkerRPCResponse, *, is_async_default: bool) -> RpcResult:
+        """An RPC's result."""
+        decision = result.step_decision
+        if decision.HasField("close_decision") or decision.cancel_sibling_step_types:
+            raise BadRequest("an RPC may only schedule Steps and cancel Steps by type")
+        _unique("cancelled Step types", decision.cancel_step_types)
+        left = pb.RpcExecutionCompletedEvent(record_events=result.record_events)
+        return RpcResult(
+            value=encoded_value("RPC output", result.output, self.limits, result.HasField("output")),
+            next_steps=self._movements(decision.next_steps, is_async_default),
+            cancel_types=tuple(decision.cancel_step_types),
+            has_recorded_events=bool(result.record_events),
+            attributes=self.attributes(result.upsert_attributes),
+            deleted=self._deletions(result.delete_from_channel),
+            published=self.publications(result.publish_to_channel),
+            output=left.SerializeToString(),
+        )
+
+    def attributes(
+        self, writes: Iterable[pb.AttributeWrite]
+    ) -> tuple[tuple[str, Value | None], ...]:
+        """Attribute writes; null deletes."""
+        found: list[tuple[str, Value | None]] = []
+        for write in writes:
+            if fault := name_fault("Attribute key", write.key, self.limits, forbidden=""):
+                raise BadRequest(fault)
+            if write.is_hard_delete_on_null:
+                raise BadRequest("hard-delete Attributes are not supported by this release of dex-lite")
+            if write.index_config.enable:
+                raise BadRequest("indexed Attributes are not supported by this release of dex-lite")
+            if not write.HasField("value"):
+                raise BadRequest(f"Attribute {write.key!r} has no value")
+            value = encoded_value(f"Attribute {write.key!r}", write.value, self.limits)
+            found.append((write.key, None if value == NULL else value))
+        _unique("Attribute keys", [key for key, _ in found])
+        return tuple(found)
+
+    def publications(self, messages: Iterable[pb.ChannelMessage]) -> tuple[tuple[str, Value], ...]:
+        """Messages to publish."""
+        found = []
+        for message in messages:
+            if fault := name_fault("Channel name", message.channel_name, self.limits, forbidden=""):
+                raise BadRequest(fault)
+            what = f"a message of Channel {message.channel_name!r}"
+            found.append(
+                (
+                    message.channel_name,
+                    encoded_value(what, message.value, self.limits, message.HasField("value")),
+                )
+            )
+        return tuple(found)
+
+    def _deletions(
+        self, deletions: Iterable[pb.ChannelMessageDeletion]
+    ) -> tuple[tuple[str, str], ...]:
+        found = tuple((deletion.channel_name, deletion.message_id) for deletion in deletions)
+        if not all(channel and message_id for channel, message_id in found):
+            raise BadRequest("a message deletion needs a Channel name and a message id")
+        return found
+
+    def _locals(self, values: Iterable[pb.KV]) -> tuple[tuple[str, Value], ...]:
+        found = tuple(
+            (kv.key, encoded_value(f"step local {kv.key!r}", kv.value, self.limits, kv.HasField("value")))
+            for kv in values
+        )
+        _unique("step locals", [key for key, _ in found])
+        return found
+
+    def _movements(
+        self, messages: Iterable[pb.StepMovement], is_async_default: bool
+    ) -> tuple[Movement, ...]:
+        return tuple(
+            movement(
+                message,
+                self.limits,
+                is_async_default=is_async_default,
+                heartbeat_floor_ms=self._heartbeat_floor_ms,
+            )
+            for message in messages
+        )
+
+    def _output(self, value: pb.Value) -> Value | None:
+        encoded = encoded_value("Flow output", value, self.limits)
+        return None if encoded == NULL else encoded
+
+    def _check_decision(self, decision: pb.StepDecision, close: str) -> None:
+        if close == "none" and not decision.next_steps:
+            raise BadRequest("a decision needs next Steps or a close decision")
+        if close not in ("none", "conditional") and decision.next_steps:
+            raise BadRequest(f"a {close} decision must not have next Steps")
+        if close == "conditional":
+            names = decision.close_decision.conditional_channel_names
+            if not names or not all(names) or not decision.next_steps:
+                raise BadRequest("a conditional completion needs Channels and fallback Steps")
+            _unique("conditional Channels", names)
+        if close == "fail" and decision.close_decision.close_input.WhichOneof("kind") not in (
+            None,
+            "string_value",
+        ):
+            raise BadRequest("the input of a failing decision must be text")
+        _unique("cancelled Step types", decision.cancel_step_types)
+        _unique("cancelled sibling Step types", decision.cancel_sibling_step_types)
+
+    def _condition(self, message: pb.WaitingCondition) -> Condition:
+        kind = _KINDS.get(message.waiting_condition_type)
+        if kind is None:
+            raise BadRequest(f"unknown waiting condition type {message.waiting_condition_type}")
+        if message.sub_flow_conditions:
+            raise BadRequest("SubFlows are not supported by this release of dex-lite")
+        if not message.timer_conditions and not message.channel_conditions:
+            raise BadRequest("a wait needs at least one condition")
+        timers = tuple(self._timer(timer) for timer in message.timer_conditions)
+        channels = tuple(self._channel(channel) for channel in message.channel_conditions)
+        ids = [c.condition_id for c in (*timers, *channels) if c.condition_id]
+        _unique("condition ids", ids)
+        combinations = tuple(tuple(c.condition_ids) for c in message.condition_combinations)
+        if kind == "combination":
+            if not combinations or not all(combinations):
+                raise BadRequest("a combination wait needs combinations of condition ids")
+            unknown = {i for combination in combinations for i in combination} - set(ids)
+            if unknown:
+                raise BadRequest(f"unknown condition ids: {sorted(unknown)}")
+        return Condition(kind, timers, channels, combinations, message.SerializeToString())
+
+    def _timer(self, message: pb.TimerCondition) -> TimerCondition:
+        if message.duration_seconds < 0:
+            raise BadRequest("a timer must not be negative")
+        return TimerCondition(message.condition_id, message.duration_seconds * 1_000)
+
+    def _channel(self, message: pb.ChannelCondition) -> ChannelCondition:
+        if fault := name_fault("Channel name", message.channel_name, self.limits, forbidden=""):
+            raise BadRequest(fault)
+        at_least = message.at_least if message.HasField("at_least") else None
+        at_most = message.at_most if message.HasField("at_most") else None
+        if (at_least or 0) < 0 or (at_most is not None and at_most < (at_least or 0)):
+            raise BadRequest(f"bad bounds for Channel {message.channel_name!r}")
+        return ChannelCondition(message.condition_id, message.channel_name, at_least, at_most)
+
+
+def _unique(what: str, names: Iterable[Any]) -> None:
+    seen: set[Any] = set()
+    for name in names:
+        if name in seen:
+            raise BadRequest(f"{what} repeat {name!r}")
+        seen.add(name)

@@ -1,0 +1,67 @@
+"""One Worker process as the matcher sees it: its queues, its free streams, what it refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dex_lite._worker_load import WorkerLoad
+from dex_lite._worker_slot import Slot, Task
+from dex_lite._worker_stream import WorkerStream
+
+
+class Queue:
+    """Free streams of one Worker on one queue, the longest free first."""
+
+    __slots__ = ("busy", "idle", "registered", "reserves")
+
+    def __init__(self) -> None:
+        self.idle: dict[WorkerStream, None] = {}
+        self.reserves: dict[WorkerStream, None] = {}
+        self.registered = 0
+        self.busy = 0  # registered ones whose task was sent and has not ended
+
+    def free(self, is_registered: bool) -> dict[WorkerStream, None]:
+        return self.idle if is_registered else self.reserves
+
+
+class Worker:
+    """One Worker process, as long as it has a stream."""
+
+    __slots__ = ("flow_types", "id", "load", "parked", "queues", "refused", "resting", "streams")
+
+    def __init__(self, worker_id: str, load: WorkerLoad) -> None:
+        self.id = worker_id
+        self.flow_types: dict[str, None] = {}
+        self.queues: dict[str, Queue] = {}
+        self.streams: set[WorkerStream] = set()
+        self.resting: dict[WorkerStream, asyncio.TimerHandle] = {}
+        self.parked: dict[Slot, tuple[bytes, asyncio.TimerHandle]] = {}
+        self.refused: set[tuple[bool, str, str]] = set()  # names that the Worker does not know
+        self.load = load
+
+    def takes(self, task: Task) -> bool:
+        if self.refused and task.refusal_key in self.refused:
+            return False
+        return task.kind == "rpc" or self.load.takes_steps()
+
+    def choose(self, task: Task) -> WorkerStream | None:
+        """A free stream; a reserve only if no other is free, or to make sure of a last attempt."""
+        idle = self.find(task.flow_type, True)
+        if idle is not None:
+            queue = self.queues[idle.queue]
+            if not task.is_last_attempt or queue.registered - queue.busy <= 1:
+                return idle
+        # The SDK may be retiring an idle stream that is not the only one of its queue, and drop
+        # the task unread. It never retires a reserve.
+        return self.find(task.flow_type, False) or idle
+
+    def find(self, flow_type: str, is_registered: bool) -> WorkerStream | None:
+        """The stream that has been free the longest: one just freed may be about to retire."""
+        found: WorkerStream | None = None
+        for name in (self.id, flow_type):
+            queue = self.queues.get(name)
+            if queue is not None:
+                stream = next(iter(queue.free(is_registered)), None)
+                if stream is not None and (found is None or stream.free_since < found.free_since):
+                    found = stream
+        return found
