@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 from google.adk.agents.llm_agent import LlmAgent
-from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
 from google.adk.models.google_llm import Gemini
 from google.genai import types
-from support.adk_oracle import Driver, World, run_plain
-from support.gemini_server import Answer, GeminiServer, call_part, say, text_part
 
 from dex_agents._contract import TokenUsage
 from dex_agents._effects import ToolEffect
 from dex_agents._errors import AgentTurnError, ModelCallError
 from dex_agents_google_adk import AdkAgentRunner
+from support.adk_oracle import Driver, World, run_plain
+from support.gemini_server import Answer, GeminiServer, call_part, say, text_part
 
 READ: Any = {"default_tool_effect": ToolEffect.READ}
 SIGNATURE = base64.urlsafe_b64encode(bytes(range(256))).decode()
@@ -48,9 +48,14 @@ SCRIPT = [
         [
             [text_part("I should ", thought=True)],
             [text_part("look.", thought=True)],
-            [text_part("Looking "), ],
+            [
+                text_part("Looking "),
+            ],
             [text_part("it up.")],
-            [call_part("weather", signature=SIGNATURE, city="Zürich"), call_part("weather", city="京都")],
+            [
+                call_part("weather", signature=SIGNATURE, city="Zürich"),
+                call_part("weather", city="京都"),
+            ],
         ]
     ),
     say("21.5 °C ", "in both."),
@@ -78,7 +83,9 @@ async def test_requests_equal_plain_adk(mode: StreamingMode) -> None:
     assert SIGNATURE in str(ours[1])
     streamed = mode is StreamingMode.SSE
     texts = [event["text"] for event in driver.live.of("text_delta")]
-    assert texts[:2] == (["Looking ", "it up."] if streamed else ["Looking it up.", "21.5 °C in both."])
+    assert texts[:2] == (
+        ["Looking ", "it up."] if streamed else ["Looking it up.", "21.5 °C in both."]
+    )
     assert driver.usage == TokenUsage(33, 24, 3)
     assert driver.outcomes[0].metadata.finish_reasons == ("stop",)
     assert driver.outcomes[0].metadata.response_model == "gemini-2.5-flash"
@@ -86,7 +93,9 @@ async def test_requests_equal_plain_adk(mode: StreamingMode) -> None:
 
 
 def failure(status: int, **fields: Any) -> Answer:
-    return Answer(status=status, error={"error": {"code": status, "message": "m", "status": "S", **fields}})
+    return Answer(
+        status=status, error={"error": {"code": status, "message": "m", "status": "S", **fields}}
+    )
 
 
 async def one_turn(script: Sequence[Answer]) -> Any:

@@ -6,9 +6,9 @@ from typing import Any
 
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.tools.tool_context import ToolContext
-from support.adk_oracle import ScriptedLlm, World, call, compare, text
 
 from dex_agents._effects import ToolEffect
+from support.adk_oracle import ScriptedLlm, Step, World, call, compare, text
 
 
 def build(world: World, **fields: Any) -> LlmAgent:
@@ -30,13 +30,15 @@ def build(world: World, **fields: Any) -> LlmAgent:
     )
 
 
-READ = {"default_tool_effect": ToolEffect.READ}
+READ: Any = {"default_tool_effect": ToolEffect.READ}
 
 
 async def test_plain_text() -> None:
     driver = await compare(build, [text("hello")], **READ)
     assert [m.text for m in driver.history] == ["go", "hello"]
-    assert driver.live.of("text_delta") == [{"type": "text_delta", "text": "hello", "agent_name": "root"}]
+    assert driver.live.of("text_delta") == [
+        {"type": "text_delta", "text": "hello", "agent_name": "root"}
+    ]
 
 
 async def test_one_tool() -> None:
@@ -45,15 +47,19 @@ async def test_one_tool() -> None:
 
 
 async def test_parallel_tools() -> None:
-    script = [[call("weather", city=c) for c in ("Rome", "Oslo", "Bonn")], text("done")]
+    script: list[Step] = [[call("weather", city=c) for c in ("Rome", "Oslo", "Bonn")], text("done")]
     driver = await compare(build, script, **READ)
     assert [c.arguments["city"] for c in driver.requested] == ["Rome", "Oslo", "Bonn"]
 
 
 async def test_many_rounds_and_turns() -> None:
-    script = [
-        call("count", amount=1), [call("count", amount=2), call("weather", city="Rome")], text("a"),
-        text("b"), call("count", amount=5), text("c"),
+    script: list[Step] = [
+        call("count", amount=1),
+        [call("count", amount=2), call("weather", city="Rome")],
+        text("a"),
+        text("b"),
+        call("count", amount=5),
+        text("c"),
     ]
     driver = await compare(build, script, ["one", "two", "three"], **READ)
     assert driver.state == {"total": 8}

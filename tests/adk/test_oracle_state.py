@@ -12,12 +12,16 @@ from typing import Any
 
 import pytest
 from google.adk.agents.llm_agent import LlmAgent
-from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
 from google.adk.artifacts.in_memory_artifact_service import InMemoryArtifactService
 from google.adk.tools.load_artifacts_tool import LoadArtifactsTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import BaseModel
+
+from dex_agents._contract import MessageRole, TokenUsage
+from dex_agents._effects import ToolEffect
+from dex_agents_google_adk._json import to_json
 from support.adk_oracle import (
     ScriptedLlm,
     Step,
@@ -29,11 +33,7 @@ from support.adk_oracle import (
     thought,
 )
 
-from dex_agents._contract import MessageRole, TokenUsage
-from dex_agents._effects import ToolEffect
-from dex_agents_google_adk._json import to_json
-
-READ = {"default_tool_effect": ToolEffect.READ}
+READ: Any = {"default_tool_effect": ToolEffect.READ}
 
 
 def agent_with(world: World, *tools: Any, **fields: Any) -> LlmAgent:
@@ -57,14 +57,30 @@ class Point:
 
 
 RESULTS: dict[str, Any] = {
-    "text": "text", "empty": "", "zero": 0, "false": False, "empty list": [], "empty dict": {},
-    "none": None, "list": [1, "two", None], "dict": {"a": None, "b": [1]}, "number": 1.5,
-    "unicode": "grüße 你好 🎉 \u0000", "huge": 10**30,
+    "text": "text",
+    "empty": "",
+    "zero": 0,
+    "false": False,
+    "empty list": [],
+    "empty dict": {},
+    "none": None,
+    "list": [1, "two", None],
+    "dict": {"a": None, "b": [1]},
+    "number": 1.5,
+    "unicode": "grüße 你好 🎉 \u0000",
+    "huge": 10**30,
 }
 RICH: dict[str, Any] = {
-    "model": Order(), "point": Point(1, 2.5), "time": datetime.datetime(2026, 1, 1, 12),
-    "bytes": b"\xff\x00", "set": {3}, "decimal": decimal.Decimal("1.50"), "enum": Color.RED,
-    "nested": {"orders": [Order()], "at": (1, 2)}, "tuple": (1, 2), "keys": {1: "a"},
+    "model": Order(),
+    "point": Point(1, 2.5),
+    "time": datetime.datetime(2026, 1, 1, 12),
+    "bytes": b"\xff\x00",
+    "set": {3},
+    "decimal": decimal.Decimal("1.50"),
+    "enum": Color.RED,
+    "nested": {"orders": [Order()], "at": (1, 2)},
+    "tuple": (1, 2),
+    "keys": {1: "a"},
 }
 
 
@@ -103,8 +119,16 @@ def test_json_form_of_what_adk_cannot_store() -> None:
     for _ in range(500):
         deep = [deep]
     values = {
-        "nan": math.nan, "infinity": -math.inf, "surrogate": "a\ud800", "object": object(), "loop": loop,
-        "broken": Broken(), "deep": deep, "digits": 10**5000, "function": len, "error": ValueError("x"),
+        "nan": math.nan,
+        "infinity": -math.inf,
+        "surrogate": "a\ud800",
+        "object": object(),
+        "loop": loop,
+        "broken": Broken(),
+        "deep": deep,
+        "digits": 10**5000,
+        "function": len,
+        "error": ValueError("x"),
         "key": {(1, 2): 3, None: 4},
     }
     form = to_json(values)
@@ -135,13 +159,20 @@ async def test_state_of_tools_and_templates() -> None:
             return "ok"
 
         return agent_with(
-            world, note, append, instruction="Last {last?} list {list?} app {app:shared?}",
+            world,
+            note,
+            append,
+            instruction="Last {last?} list {list?} app {app:shared?}",
             output_key="answer",
         )
 
     script: list[Step] = [
-        call("note", key="a", value="1"), call("append", value="x"), call("append", value="y"), text("one"),
-        call("note", key="b", value="2"), text("two"),
+        call("note", key="a", value="1"),
+        call("append", value="x"),
+        call("append", value="y"),
+        text("one"),
+        call("note", key="b", value="2"),
+        text("two"),
     ]
     driver = await compare(build, script, ["first", "second"], **READ)
     assert driver.state["list"] == ["x", "y"]
@@ -158,7 +189,7 @@ async def test_parallel_state_writes_merge_in_call_order() -> None:
 
         return agent_with(world, write)
 
-    script = [[call("write", key=k, value=k) for k in "zxy"], text("done")]
+    script: list[Step] = [[call("write", key=k, value=k) for k in "zxy"], text("done")]
     driver = await compare(build, script, **READ)
     assert driver.state["last"] == "y"
 
@@ -176,7 +207,9 @@ async def test_temp_state_lasts_for_the_turn() -> None:
 
         return agent_with(world, put, get)
 
-    driver = await compare(build, [call("put"), call("get"), text("one"), call("get"), text("two")], ["a", "b"], **READ)
+    driver = await compare(
+        build, [call("put"), call("get"), text("one"), call("get"), text("two")], ["a", "b"], **READ
+    )
     assert "temp:token" not in driver.state
 
 
@@ -189,7 +222,9 @@ async def test_artifacts() -> None:
         return agent_with(world, save, LoadArtifactsTool())
 
     script: list[Step] = [
-        call("save", name="f.txt"), call("load_artifacts", artifact_names=["f.txt"]), text("done"),
+        call("save", name="f.txt"),
+        call("load_artifacts", artifact_names=["f.txt"]),
+        text("done"),
     ]
     services = (InMemoryArtifactService(), InMemoryArtifactService())
     await compare(build, script, artifact_services=services, **READ)
@@ -198,7 +233,10 @@ async def test_artifacts() -> None:
 @pytest.mark.parametrize(
     "script",
     [
-        [[call("tool", "c1", x="1"), call("tool", "c1", x="2"), call("tool", "c1", x="1")], text("done")],
+        [
+            [call("tool", "c1", x="1"), call("tool", "c1", x="2"), call("tool", "c1", x="1")],
+            text("done"),
+        ],
         [call("tool", "c1", x="1"), call("tool", "c1", x="2"), text("done")],
     ],
     ids=["one response", "one turn"],
@@ -213,9 +251,8 @@ async def test_reused_ids(script: list[Step]) -> None:
         return agent_with(world, tool)
 
     # Ids differ by design within one response, so the comparison is by what each call got.
-    from support.adk_oracle import Driver
-
     from dex_agents_google_adk import AdkAgentRunner
+    from support.adk_oracle import Driver
 
     world = World(script)
     driver = Driver(AdkAgentRunner(build(world), **READ), world, repeats=2)
@@ -238,7 +275,11 @@ async def test_reused_ids_across_turns() -> None:
         return agent_with(world, tool)
 
     script: list[Step] = [
-        call("tool", "c1", x="1"), text("one"), call("tool", "c1", x="2"), call("tool", "c1", x="3"), text("two"),
+        call("tool", "c1", x="1"),
+        text("one"),
+        call("tool", "c1", x="2"),
+        call("tool", "c1", x="3"),
+        text("two"),
     ]
     await compare(build, script, ["a", "b"], **READ)
 
@@ -264,7 +305,9 @@ async def test_output_schema_with_tools() -> None:
     ]
     driver = await compare(build, script, **READ)
     assert [type(o).__name__ for o in driver.outcomes] == [
-        "ToolCallsRequested", "ContinueTurn", "TurnCompleted",
+        "ToolCallsRequested",
+        "ContinueTurn",
+        "TurnCompleted",
     ]
     assert driver.state["answer"] == {"city": "Rome", "degrees": 21}
 
@@ -295,7 +338,8 @@ async def test_streaming_with_thoughts_and_signatures() -> None:
         return agent_with(world, weather)
 
     made = types.Part(
-        function_call=types.FunctionCall(name="weather", args={"city": "Zürich"}), thought_signature=SIGNATURE
+        function_call=types.FunctionCall(name="weather", args={"city": "Zürich"}),
+        thought_signature=SIGNATURE,
     )
     script: list[Step] = [
         [
@@ -305,7 +349,11 @@ async def test_streaming_with_thoughts_and_signatures() -> None:
             answer(text("it up."), partial=True),
             answer(thought("Let me think. "), text("I look it up."), made),
         ],
-        [answer(text("21 "), partial=True), answer(text("°C"), partial=True), answer(text("21 °C"))],
+        [
+            answer(text("21 "), partial=True),
+            answer(text("°C"), partial=True),
+            answer(text("21 °C")),
+        ],
     ]
     driver = await compare(build, script, **READ)
     assert [e["text"] for e in driver.live.of("reasoning_delta")] == ["Let me ", "think. "]
@@ -319,7 +367,10 @@ async def test_streaming_with_thoughts_and_signatures() -> None:
     assert outcome.metadata.finish_reasons == ("stop",)
     assert driver.history[1].text == "I look it up."
     assert [m.role for m in driver.history] == [
-        MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL, MessageRole.ASSISTANT,
+        MessageRole.USER,
+        MessageRole.ASSISTANT,
+        MessageRole.TOOL,
+        MessageRole.ASSISTANT,
     ]
     assert [m.tool_name for m in driver.history] == [None, "weather", "weather", None]
 
@@ -328,9 +379,14 @@ async def test_without_streaming() -> None:
     def build(world: World) -> LlmAgent:
         return agent_with(world)
 
-    driver = await compare(build, [[thought("hm"), text("hello")]], run_config=RunConfig(streaming_mode=StreamingMode.NONE))
+    driver = await compare(
+        build,
+        [[thought("hm"), text("hello")]],
+        run_config=RunConfig(streaming_mode=StreamingMode.NONE),
+    )
     assert [(e["type"], e["text"]) for e in driver.live.events] == [
-        ("reasoning_delta", "hm"), ("text_delta", "hello"),
+        ("reasoning_delta", "hm"),
+        ("text_delta", "hello"),
     ]
 
 
@@ -343,5 +399,7 @@ async def test_run_config_metadata_and_include_contents_none() -> None:
         return agent_with(world, tool, include_contents="none")
 
     config = RunConfig(custom_metadata={"tenant": "t1"}, labels={"team": "x"})
-    driver = await compare(build, [call("tool"), text("a"), text("b")], ["1", "2"], run_config=config, **READ)
+    driver = await compare(
+        build, [call("tool"), text("a"), text("b")], ["1", "2"], run_config=config, **READ
+    )
     assert driver.history[-1].framework_item["custom_metadata"] == {"tenant": "t1"}

@@ -13,9 +13,15 @@ from google.adk.tools.exit_loop_tool import exit_loop
 from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
+
+from dex_agents._contract import ContinueTurn, ToolCallsRequested
+from dex_agents._effects import ToolEffect, ToolPolicy
+from dex_agents._errors import OUTCOME_UNKNOWN_TOOL_RESULT, ToolExecutionError
+from dex_agents_google_adk import AdkAgentRunner
 from support.adk_oracle import (
     Driver,
     ScriptedLlm,
+    Step,
     World,
     call,
     compare,
@@ -24,12 +30,7 @@ from support.adk_oracle import (
     unknown,
 )
 
-from dex_agents._contract import ContinueTurn, ToolCallsRequested
-from dex_agents._effects import ToolEffect, ToolPolicy
-from dex_agents._errors import OUTCOME_UNKNOWN_TOOL_RESULT, ToolExecutionError
-from dex_agents_google_adk import AdkAgentRunner
-
-READ = {"default_tool_effect": ToolEffect.READ}
+READ: Any = {"default_tool_effect": ToolEffect.READ}
 
 
 def make_tool(world: World, name: str, result: Any = None) -> Any:
@@ -129,7 +130,9 @@ async def test_rejected_failed_and_unknown() -> None:
 
     def build(world: World) -> LlmAgent:
         results: dict[str, Any] = {
-            "a": None, "b": ToolExecutionError("no such order"), "c": RuntimeError("boom"),
+            "a": None,
+            "b": ToolExecutionError("no such order"),
+            "c": RuntimeError("boom"),
         }
         return agent_with(world, *(make_tool(world, name, results[name]) for name in "abc"))
 
@@ -167,7 +170,9 @@ async def test_replacing_records() -> None:
         )
 
     def build(world: World) -> LlmAgent:
-        return agent_with(world, make_tool(world, "a"), make_tool(world, "b"), make_tool(world, "c", "ok"))
+        return agent_with(
+            world, make_tool(world, "a"), make_tool(world, "b"), make_tool(world, "c", "ok")
+        )
 
     await compare(
         build,
@@ -190,7 +195,7 @@ async def test_require_confirmation_forces_approval(kind: str) -> None:
         return x == "ask"
 
     check: Any = {"bool": True, "callable": sync_check, "async": async_check}[kind]
-    script = [[call("a", x="ask"), call("a", x="free")], text("done")]
+    script: list[Step] = [[call("a", x="ask"), call("a", x="free")], text("done")]
 
     def build(world: World) -> LlmAgent:
         return agent_with(world, FunctionTool(make_tool(world, "a"), require_confirmation=check))
@@ -217,7 +222,7 @@ async def test_unknown_tool_beside_a_real_one() -> None:
 
         return abc(world, before_tool_callback=before)
 
-    script = [[call("nope"), call("a", x="2")], text("done")]
+    script: list[Step] = [[call("nope"), call("a", x="2")], text("done")]
     driver = await compare(build, script, **READ)
     assert [c.tool_name for c in driver.requested] == ["a"]
 
@@ -310,7 +315,13 @@ def all_callbacks(world: World) -> App:
 
 
 async def test_every_callback_once_and_in_order() -> None:
-    script = [call("a", x="1"), call("text", x="2"), text("done"), call("a", x="3"), text("done 2")]
+    script: list[Step] = [
+        call("a", x="1"),
+        call("text", x="2"),
+        text("done"),
+        call("a", x="3"),
+        text("done 2"),
+    ]
     driver = await compare(all_callbacks, script, ["one", "two"], **READ)
     assert driver.world.callbacks.count("before agent") == 2
     assert driver.world.callbacks.count("after agent") == 2

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from dex_lite._errors import DexLiteError, EngineStoppedError
 from dex_lite._journal import (
     AddFacts,

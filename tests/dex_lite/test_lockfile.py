@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from dex_lite._errors import DataFileInUseError, DataFolderError
 from dex_lite._lockfile import LockFile
 

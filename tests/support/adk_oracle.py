@@ -1,7 +1,8 @@
-"""A differential oracle: the same agent and model answers through plain ADK and through AdkAgentRunner.
+"""A differential oracle: the same agent and model answers through plain ADK and through
+AdkAgentRunner.
 
-The driver plays the session Flow without an engine: it stores everything as JSON text between two calls, may throw
-away attempts as a crash would, and compares every repeated attempt byte by byte.
+The driver plays the session Flow without an engine: it stores everything as JSON text between two
+calls, may throw away attempts as a crash would, and compares every repeated attempt byte by byte.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from google.adk.agents.base_agent import BaseAgent
-from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
 from google.adk.apps.app import App
 from google.adk.artifacts.in_memory_artifact_service import InMemoryArtifactService
 from google.adk.models.base_llm import BaseLlm
@@ -63,9 +64,7 @@ def thought(value: str) -> types.Part:
 
 def call(name: str, call_id: str | None = None, /, **arguments: Any) -> types.Part:
     """A function call part."""
-    return types.Part(
-        function_call=types.FunctionCall(name=name, args=arguments, id=call_id)
-    )
+    return types.Part(function_call=types.FunctionCall(name=name, args=arguments, id=call_id))
 
 
 def answer(*parts: types.Part, partial: bool = False, **fields: Any) -> LlmResponse:
@@ -84,7 +83,8 @@ def answer(*parts: types.Part, partial: bool = False, **fields: Any) -> LlmRespo
     return LlmResponse(content=types.Content(role="model", parts=list(parts)), **settings | fields)
 
 
-Step = types.Part | Exception | list[types.Part] | list[LlmResponse] | Callable[[LlmRequest], Any]
+Step = Any
+"""A part, parts, responses, an exception to raise, or a function that makes one of a request."""
 
 
 class World:
@@ -202,7 +202,7 @@ class Driver:
     repeats: int = 1
     history: list[AgentMessage] = field(default_factory=list)
     live: LiveEvents = field(default_factory=LiveEvents)
-    usage: TokenUsage = TokenUsage()
+    usage: TokenUsage = field(default_factory=TokenUsage)
     outcomes: list[RunModelOutcome] = field(default_factory=list)
     requested: list[RequestedToolCall] = field(default_factory=list)
     turns: int = 0
@@ -368,7 +368,7 @@ async def run_plain(
 ) -> PlainResult:
     """Run the agent as any ADK application does."""
     world = World(script)
-    sessions = InMemorySessionService()  # type: ignore[no-untyped-call]
+    sessions = InMemorySessionService()
     agent = build(world)
     app = agent if isinstance(agent, App) else App(name=agent.name, root_agent=agent)
     await sessions.create_session(app_name=app.name, user_id=USER_ID, session_id=SESSION_ID)
@@ -386,13 +386,9 @@ async def run_plain(
             run_config=run_config or RunConfig(streaming_mode=StreamingMode.SSE),
         ):
             pass
-    session = await sessions.get_session(
-        app_name=app.name, user_id=USER_ID, session_id=SESSION_ID
-    )
+    session = await sessions.get_session(app_name=app.name, user_id=USER_ID, session_id=SESSION_ID)
     assert session is not None
-    events = [
-        stored(event.model_dump(mode="json", exclude_none=True)) for event in session.events
-    ]
+    events = [stored(event.model_dump(mode="json", exclude_none=True)) for event in session.events]
     return PlainResult(world, events, stored(dict(session.state)))
 
 

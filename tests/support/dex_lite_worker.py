@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,8 +12,10 @@ import grpc
 import grpc.aio
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
+
 from dex_lite._matching import Matcher, Slot, Task, Unstarted
 from dex_lite._worker_service import add_worker_task_service
+from dex_lite._worker_stream import WorkerStream
 
 EOF: Any = getattr(grpc.aio, "EOF")  # noqa: B009
 NO_CAPACITY = pb.POLL_WORKER_TASK_REJECT_REASON_NO_CAPACITY
@@ -77,11 +79,13 @@ class FakeHost:
 
 
 def message(task: Task) -> pb.PollWorkerTask:
-    null = pb.Value(null_value=0)
-    if task.kind == "rpc":
-        rpc = pb.InvokeWorkerRPCRequest(flow_type=task.flow_type, rpc_name=task.name, input=null)
-        return pb.PollWorkerTask(rpc=rpc)
+    null = pb.Value(null_value="NULL_VALUE")
     context = pb.Context(flow_id=task.flow_id, run_id="run", step_execution_id="s-1", attempt=1)
+    if task.kind == "rpc":
+        rpc = pb.InvokeWorkerRPCRequest(
+            context=context, flow_type=task.flow_type, rpc_name=task.name, input=null
+        )
+        return pb.PollWorkerTask(rpc=rpc)
     if task.kind == "wait_for":
         wait_for = pb.InvokeWaitForMethodRequest(
             context=context, flow_type=task.flow_type, step_type=task.name, step_input=null
@@ -122,9 +126,7 @@ def heartbeat(task_id: str) -> pb.PollWorkerTaskRequest:
 
 
 def reject(task_id: str, reason: pb.PollWorkerTaskRejectReason) -> pb.PollWorkerTaskRequest:
-    return pb.PollWorkerTaskRequest(
-        reject=pb.PollWorkerTaskReject(task_id=task_id, reason=reason)
-    )
+    return pb.PollWorkerTaskRequest(reject=pb.PollWorkerTaskReject(task_id=task_id, reason=reason))
 
 
 PONG = pb.PollWorkerTaskRequest(pong=pb.PollWorkerTaskPong())
@@ -186,9 +188,7 @@ class FakeWorker:
             "sdk_version": "0",
             **fields,
         }
-        await stream.send(
-            pb.PollWorkerTaskRequest(register=pb.PollWorkerTaskRegister(**register))
-        )
+        await stream.send(pb.PollWorkerTaskRequest(register=pb.PollWorkerTaskRegister(**register)))
         return stream
 
     async def open_registered(self, queue: str | None = None) -> FakeStream:
@@ -200,23 +200,50 @@ class FakeWorker:
         await self.channel.close(grace=None)
 
 
+class WatchedMatcher(Matcher):
+    """A matcher that tells when streams come and go."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._changed = asyncio.Event()
+
+    def connect(self, *arguments: Any) -> WorkerStream:
+        stream = super().connect(*arguments)
+        self._changed.set()
+        return stream
+
+    def disconnected(self, stream: WorkerStream) -> None:
+        super().disconnected(stream)
+        self._changed.set()
+
+    async def streams(self, count: int) -> None:
+        """Wait until so many streams are open."""
+        async with asyncio.timeout(10):
+            while self._stream_count != count:
+                self._changed.clear()
+                await self._changed.wait()
+
+
 class Engine(NamedTuple):
     """A served matcher with its fake host."""
 
-    matcher: Matcher
+    matcher: WatchedMatcher
     host: FakeHost
     address: str
     server: Any
+    workers: list[FakeWorker]
 
     def worker(self, worker_id: str = "worker-1", flow_type: str = FLOW) -> FakeWorker:
-        return FakeWorker(self.address, worker_id, flow_type)
+        worker = FakeWorker(self.address, worker_id, flow_type)
+        self.workers.append(worker)
+        return worker
 
 
 @asynccontextmanager
 async def serve(
     *, eager: bool = False, register_more: Callable[[Any], None] | None = None
 ) -> AsyncIterator[Engine]:
-    matcher = Matcher(eager_registration=eager)
+    matcher = WatchedMatcher(eager_registration=eager)
     host = FakeHost(matcher)
     matcher.set_host(host)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -225,15 +252,11 @@ async def serve(
         register_more(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    workers: list[FakeWorker] = []
     try:
-        yield Engine(matcher, host, f"127.0.0.1:{port}", server)
+        yield Engine(matcher, host, f"127.0.0.1:{port}", server, workers)
     finally:
         matcher.close()
+        for worker in workers:
+            await worker.close()
         await server.stop(grace=1)
-
-
-async def until(condition: Callable[[], bool], turn: Callable[[], Awaitable[Any]]) -> None:
-    """Take turns until the condition holds; a turn waits for something that happens."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await turn()

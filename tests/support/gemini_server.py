@@ -1,7 +1,8 @@
 """A loopback server that speaks Gemini's REST protocol, for ADK's real ``Gemini`` class.
 
-Use it with ``Gemini(model="gemini-2.5-flash", base_url=server.url)`` and ``GOOGLE_API_KEY`` set to anything, or set
-``GOOGLE_GEMINI_BASE_URL``. Answers come from a script, in order, or from a function of the request.
+Use it with ``Gemini(model="gemini-2.5-flash", base_url=server.url)`` and ``GOOGLE_API_KEY`` set to
+anything, or set ``GOOGLE_GEMINI_BASE_URL``. Answers come from a script, in order, or from a
+function of the request.
 """
 
 from __future__ import annotations
@@ -121,7 +122,9 @@ class GeminiServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), daemon=True
+        )
 
     @property
     def url(self) -> str:

@@ -1,6 +1,7 @@
 """Every private name of ADK that the driver reads, in one place.
 
-``tests/adk_canaries`` checks the behaviour behind each; ``docs/design/adk-driving.md`` says why each is needed.
+``tests/adk_canaries`` checks the behaviour behind each; ``docs/design/adk-driving.md`` says why
+each is needed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ FRAMEWORK_CALLS = frozenset({CONFIRMATION_CALL, CREDENTIAL_CALL, INPUT_CALL})
 
 
 def invocation_of(context: ReadonlyContext) -> InvocationContext:
-    """The invocation itself; the public accessor returns a copy, whose ``end_invocation`` nobody reads."""
+    """The invocation itself; the public accessor returns a copy, whose ``end_invocation`` nobody
+    reads.
+    """
     return context._invocation_context
 
 

@@ -17,7 +17,7 @@ from dex_agents._contract import Json, ModelCallMetadata, TokenUsage, ToolCallRe
 from dex_agents._effects import ToolEffect
 from dex_agents._errors import AgentTurnError
 from dex_agents_google_adk._actions import actions_to_json
-from dex_agents_google_adk._run_state import CallKind, PausedCall, PausedEvent
+from dex_agents_google_adk._run_state import CallKind, PausedCall, PausedEvent, StartedAgent
 
 AgentKey = tuple[str, str | None]
 """An agent and the branch it runs in."""
@@ -57,7 +57,9 @@ class OpenResponse:
     actions: dict[str, dict[str, Json]] = field(default_factory=dict)
 
     def keep_actions(self) -> None:
-        """Keep what callbacks did, before appending the placeholder event trims ``temp:`` keys away."""
+        """Keep what callbacks did, before appending the placeholder event trims ``temp:`` keys
+        away.
+        """
         for call_id, context in self.contexts.items():
             kept = actions_to_json(context.actions)
             if (call := self.deferred.get(call_id)) is not None:
@@ -77,7 +79,7 @@ class _Replay:
 @dataclass
 class _ModelCall:
     request: LlmRequest | None = None
-    usage: TokenUsage = TokenUsage(model_calls=1)
+    usage: TokenUsage = field(default_factory=lambda: TokenUsage(model_calls=1))
     response_model: str | None = None
     finish_reason: str | None = None
 
@@ -98,13 +100,16 @@ class Attempt:
         *,
         paused: tuple[PausedEvent, ...] = (),
         records: tuple[ToolCallRecord, ...] = (),
-        started: tuple[AgentKey, ...] = (),
+        started: tuple[StartedAgent, ...] = (),
         model_calls_so_far: int = 0,
         maximum_model_calls: int = 0,
     ) -> None:
         self.invocation_id = ""
         self.synthetic_events: set[str] = set()
-        self.started: dict[AgentKey, None] = dict.fromkeys(started)
+        self.started: dict[AgentKey, str] = {
+            (agent.name, agent.branch): agent.output for agent in started
+        }
+        self._earlier_output = dict(self.started)
         self.resumed: set[AgentKey] = set()
         self.responses: list[OpenResponse] = []
         self.yielded = False
@@ -134,6 +139,30 @@ class Attempt:
                 key = (event.agent_name, event.branch, call.call_id)
                 self._replays[key] = _Replay(event.event_id, call, record)
 
+    # Agents
+
+    def agent_starts(self, key: AgentKey) -> bool:
+        """An agent starts; false if it only goes on."""
+        if key in self._earlier_output and key in self.started:
+            self.resumed.add(key)
+            return False
+        self.resumed.discard(key)
+        self._earlier_output.pop(key, None)
+        self.started[key] = ""
+        return True
+
+    def agent_ends(self, key: AgentKey) -> None:
+        """An agent has ended; it starts anew if it comes again."""
+        self.started.pop(key, None)
+        self._earlier_output.pop(key, None)
+
+    def whole_output(self, key: AgentKey, output: str) -> str:
+        """What an agent has said in its whole run, given what it has said in this attempt."""
+        whole = self._earlier_output.get(key, "") + output
+        if key in self.started:
+            self.started[key] = whole
+        return whole
+
     # Model calls
 
     def has_permit(self, branch: str | None) -> bool:
@@ -154,7 +183,8 @@ class Attempt:
         if self.awaits_replay(key):
             # Without its results the model would be asked the wrong question, and paid for it.
             raise AgentTurnError(
-                f"ADK wants to call the model of agent {key[0]!r} before it has replayed the results of "
+                f"ADK wants to call the model of agent {key[0]!r} before it has replayed the "
+                f"results of "
                 f"{', '.join(map(repr, self.unreached()))}"
             )
         self._branches_with_model_call.add(key[1])
@@ -168,7 +198,9 @@ class Attempt:
         self._current_model_call[key] = call
 
     def model_answered(self, key: AgentKey, response: LlmResponse) -> None:
-        """Note what a complete answer says about its call; a later one of the same call replaces it."""
+        """Note what a complete answer says about its call; a later one of the same call replaces
+        it.
+        """
         call = self._current_model_call.get(key)
         if call is None or response.partial:
             return
@@ -246,7 +278,9 @@ class Attempt:
         return [replay.call.tool_name for replay in self._replays.values()]
 
     def call_settled(self, context: ToolContext) -> None:
-        """The answer of this call has been through its ``after_tool_callback`` chain before the pause."""
+        """The answer of this call has been through its ``after_tool_callback`` chain before the
+        pause.
+        """
         self._settled_contexts[id(context)] = context
 
     def is_settled(self, context: ToolContext) -> bool:
@@ -259,7 +293,7 @@ class Attempt:
 
 
 class AttemptInvocationContext(InvocationContext):
-    """ADK's context of an invocation, with the one hook that tells when a request really goes out."""
+    """ADK's invocation context, with the hook that tells when a request really goes out."""
 
     _attempt: Any = PrivateAttr(default=None)
 

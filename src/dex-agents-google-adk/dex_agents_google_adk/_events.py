@@ -70,7 +70,9 @@ def to_message(event: Event, item: Json) -> AgentMessage:
 
 
 def is_resumption_marker(event: Event) -> bool:
-    """Whether an event only says where ADK's resumption stands; plain ADK would not have written it."""
+    """Whether an event only says where ADK's resumption stands; plain ADK would not have written
+    it.
+    """
     actions = event.actions
     if actions.agent_state is None and not actions.end_of_agent:
         return False

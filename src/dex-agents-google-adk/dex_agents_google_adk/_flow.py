@@ -42,7 +42,8 @@ def adk_agent_session_flow(
 ) -> AgentSessionFlow:
     """The Flow whose executions are durable sessions of ``agent``.
 
-    Build it once per agent, in each process that starts sessions, runs them or asks for their state.
+    Build it once per agent, in each process that starts sessions, runs them or asks for their
+    state.
 
     Args:
         agent: An ``LlmAgent`` without sub-agents, or an ``App`` whose root is one.
@@ -63,7 +64,8 @@ def adk_agent_session_flow(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: A durable session does not support the agent or the configuration, or a name is unknown.
+        ValueError: A durable session does not support the agent or the configuration, or a name is
+            unknown.
     """
     from dex_agents import AgentSessionFlow
 

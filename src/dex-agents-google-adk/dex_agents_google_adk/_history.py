@@ -1,7 +1,8 @@
 """Messages of finished turns as ADK events, parsed once per process.
 
-The cache only saves work: an entry counts when the stored item is equal to the one it was made from, so losing it, or
-two engines that use the same session id, changes nothing but the time a ``RunModel`` takes.
+The cache only saves work: an entry counts when the stored item is equal to the one it was made
+from, so losing it, or two engines that use the same session id, changes nothing but the time a
+``RunModel`` takes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from google.genai import types
 
 from dex_agents._contract import AgentMessage, Json
 from dex_agents_google_adk._events import load_event
+from dex_agents_google_adk._json import copy_json
 
 _SHARED_PART_FIELDS = frozenset({"text", "thought", "thought_signature"})
 
@@ -60,15 +62,6 @@ def replay_state(items: Sequence[Json]) -> dict[str, Any]:
         if delta := (item.get("actions") or {}).get("state_delta"):
             state.update(delta)
     return {key: copy_json(value) for key, value in state.items()}
-
-
-def copy_json(value: Any) -> Any:
-    """A deep copy of a JSON value, a good deal faster than :func:`copy.deepcopy`."""
-    if type(value) is dict:
-        return {key: copy_json(item) for key, item in value.items()}
-    if type(value) is list:
-        return [copy_json(item) for item in value]
-    return value
 
 
 def _has_nested_data(event: Event) -> bool:

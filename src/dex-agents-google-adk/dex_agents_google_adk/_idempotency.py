@@ -9,17 +9,20 @@ IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY = "dex_idempotency_key"
 
 
 def idempotency_key_for_tool_call(tool_context: ToolContext) -> str:
-    """The call's idempotency key, ``"<session id>/<turn id>/<call id>"``, equal for all its attempts.
+    """The call's idempotency key, ``"<session id>/<turn id>/<call id>"``, equal for all its
+    attempts.
 
     Pass it to the system that the tool writes to, so that a repeated attempt changes nothing there.
 
     Raises:
-        RuntimeError: No tool Step runs the tool, for example because plain ADK or an ``AgentTool`` does.
+        RuntimeError: No tool Step runs the tool, for example because plain ADK or an ``AgentTool``
+            does.
     """
     key = tool_context.custom_metadata.get(IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY)
     if not isinstance(key, str) or not key:
         raise RuntimeError(
-            "idempotency_key_for_tool_call() has no key: the tool does not run in the tool Step of a durable "
+            "idempotency_key_for_tool_call() has no key: the tool does not run in the tool Step of "
+            "a durable "
             "session. Plain ADK and the inner agents of an AgentTool have no such Step."
         )
     return key

@@ -1,16 +1,17 @@
 """Ids and times of one ``RunModel`` execution.
 
-ADK asks a provider for every id and time. Ours derive them from what is stored, so a repeated attempt that
-gets the same model answer makes byte-identical events:
+ADK asks a provider for every id and time. Ours derive them from what is stored, so a repeated
+attempt that gets the same model answer makes byte-identical events:
 
-* an id is a UUIDv5 of session, turn, Step execution and a counter: unique in the session, and still a UUID, which
-  keeps ``adk-<id>`` within the 40 characters and the alphabet that model providers accept for call ids;
-* a time is the newest time already stored (an event of the session, the user message, the end of a tool's Step)
-  plus one microsecond for each event of this attempt. Event times are therefore ordered and at most one model
-  call behind the clock.
+* an id is a UUIDv5 of session, turn, Step execution and a counter: unique in the session, and still
+  a UUID, which keeps ``adk-<id>`` within the 40 characters and the alphabet that model providers
+  accept for call ids;
+* a time is the newest time already stored (an event of the session, the user message, the end of a
+  tool's Step) plus one microsecond for each event of this attempt. Event times are therefore
+  ordered and at most one model call behind the clock.
 
-The providers live in ContextVars. :func:`run_isolated` gives each attempt a context of its own, so that nothing has
-to be put back and any number of attempts run side by side in one loop.
+The providers live in ContextVars. :func:`run_isolated` gives each attempt a context of its own, so
+that nothing has to be put back and any number of attempts run side by side in one loop.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class AttemptIds:
         return self._base_time + (self._events + 1) * _TICK_S
 
     def event_appended(self) -> None:
-        """Step the time; counting events, not questions, keeps it free of the number of streamed chunks."""
+        """Step the time; counting events, not questions, keeps it free of the number of streamed
+        chunks.
+        """
         self._events += 1
 
 

@@ -1,7 +1,8 @@
 """The JSON form of what tools, callbacks and session state hold.
 
-Saving a result must never decide whether a tool ran, so :func:`to_json` accepts every Python value. Where
-ADK itself can store a value (``Event.model_dump(mode="json")``) the form is the same; elsewhere it is:
+Saving a result must never decide whether a tool ran, so :func:`to_json` accepts every Python value.
+Where ADK itself can store a value (``Event.model_dump(mode="json")``) the form is the same;
+elsewhere it is:
 
 ================================  =====================================================
 value                             form
@@ -37,6 +38,15 @@ _CIRCULAR = "<circular reference>"
 def to_json(value: Any) -> Json:
     """The JSON form of ``value``; never raises for what the value is."""
     return _convert(value, 0, ())
+
+
+def copy_json(value: Any) -> Any:
+    """A deep copy of a JSON value, a good deal faster than :func:`copy.deepcopy`."""
+    if type(value) is dict:
+        return {key: copy_json(item) for key, item in value.items()}
+    if type(value) is list:
+        return [copy_json(item) for item in value]
+    return value
 
 
 def _convert(value: Any, depth: int, above: tuple[int, ...]) -> Json:

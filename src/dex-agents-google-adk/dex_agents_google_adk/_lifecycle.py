@@ -1,4 +1,6 @@
-"""Run the callbacks around an agent once per turn, although ADK starts the agent at every resumption."""
+"""Run the callbacks around an agent once per turn, although ADK starts the agent at every
+resumption.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from dex_agents_google_adk._attempt import Attempt
 
 
 def for_attempt(root: BaseAgent, attempt: Attempt) -> BaseAgent:
-    """The agent to run: ``root``, or a copy whose started agents skip their ``before_agent_callback``.
+    """The agent to run: ``root``, or a copy whose started agents skip their
+    ``before_agent_callback``.
 
-    ``after_agent_callback`` needs nothing here: putting off a call sets ``end_invocation``, at which ADK skips it.
+    ``after_agent_callback`` needs nothing here: putting off a call sets ``end_invocation``, at
+    which ADK skips it.
     """
     if not attempt.started or not _has_before_callbacks(root):
         return root

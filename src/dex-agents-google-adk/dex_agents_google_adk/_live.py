@@ -11,7 +11,8 @@ from dex_agents_google_adk._events import USER, shown_text
 class LiveText:
     """Sends each piece of text once.
 
-    A streaming model's last event repeats the text of its chunks; a model that does not stream has only that event.
+    A streaming model's last event repeats the text of its chunks; a model that does not stream has
+    only that event.
     """
 
     def __init__(self, events: AgentEventWriter) -> None:

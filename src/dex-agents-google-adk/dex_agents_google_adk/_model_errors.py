@@ -31,7 +31,9 @@ _DELAY = re.compile(r"^(\d+(?:\.\d+)?)s$")
 
 
 def classify(error: BaseException) -> AgentTurnError | ModelCallError | None:
-    """The error to raise for an exception of a model call; ``None`` leaves it to the session's policy."""
+    """The error to raise for an exception of a model call; ``None`` leaves it to the session's
+    policy.
+    """
     status = _status_of(error)
     text = f"{type(error).__name__}: {error}".strip()
     if status is None:

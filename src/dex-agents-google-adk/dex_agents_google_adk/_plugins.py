@@ -1,8 +1,9 @@
 """The two plugins around the application's own: one sees everything first, one last.
 
-``FirstPlugin`` answers replayed calls before anybody's ``before_tool_callback`` runs a second time, ends the
-attempt when its model call is used up, and hides from the other plugins what plain ADK would not show them.
-``LastPlugin`` puts off a call that nobody answered, through ADK's own tool confirmation.
+``FirstPlugin`` answers replayed calls before anybody's ``before_tool_callback`` runs a second time,
+ends the attempt when its model call is used up, and hides from the other plugins what plain ADK
+would not show them. ``LastPlugin`` puts off a call that nobody answered, through ADK's own tool
+confirmation.
 """
 
 from __future__ import annotations
@@ -35,9 +36,8 @@ from dex_agents_google_adk._adk_compat import (
 )
 from dex_agents_google_adk._attempt import AgentKey, Attempt, DeferredCall, OpenResponse
 from dex_agents_google_adk._effects import PolicyResolver, is_control_tool
-from dex_agents_google_adk._events import USER
-from dex_agents_google_adk._history import copy_json
-from dex_agents_google_adk._json import to_json
+from dex_agents_google_adk._events import USER, shown_text
+from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._records import actions_of, response_of
 from dex_agents_google_adk._run_state import CallKind
 
@@ -72,8 +72,8 @@ def _agent_key(context: CallbackContext) -> AgentKey:
 def _make_call_ids_unique(event: Event) -> None:
     """Give a call that repeats an id of its own response another one.
 
-    ADK keys confirmations and results by id, so two calls with one id could not be told apart. Later responses may
-    use the id again; ADK pairs results with the newest call, and so do we.
+    ADK keys confirmations and results by id, so two calls with one id could not be told apart.
+    Later responses may use the id again; ADK pairs results with the newest call, and so do we.
     """
     seen: set[str] = set()
     for call in event.get_function_calls():
@@ -101,17 +101,12 @@ class FirstPlugin(BasePlugin):
         self, *, agent: BaseAgent, callback_context: CallbackContext
     ) -> types.Content | None:
         key = (agent.name, invocation_of(callback_context).branch)
-        if key in self._attempt.started:
-            self._attempt.resumed.add(key)
-            return _NO_CONTENT
-        self._attempt.resumed.discard(key)
-        self._attempt.started[key] = None
-        return None
+        return None if self._attempt.agent_starts(key) else _NO_CONTENT
 
     async def after_agent_callback(
         self, *, agent: BaseAgent, callback_context: CallbackContext
     ) -> types.Content | None:
-        self._attempt.started.pop((agent.name, invocation_of(callback_context).branch), None)
+        self._attempt.agent_ends((agent.name, invocation_of(callback_context).branch))
         return None
 
     async def before_model_callback(
@@ -147,6 +142,7 @@ class FirstPlugin(BasePlugin):
             if response is not None and event.get_function_responses():
                 response.keep_actions()
             return event
+        self._complete_output(invocation_context, event)
         if event.content is not None and event.content.role != USER:
             self._attempt.answered_model_calls = self._attempt.model_calls
         if event.get_function_calls():
@@ -155,6 +151,17 @@ class FirstPlugin(BasePlugin):
             control = {name for name, tool in tools.items() if is_control_tool(tool)}
             self._attempt.response_opened(event, set(tools) - control, control)
         return None
+
+    def _complete_output(self, context: InvocationContext, event: Event) -> None:
+        # ADK adds up an agent's texts for its output_key in a local variable, which a pause loses.
+        agent = context.agent
+        author = agent.find_agent(event.author) if isinstance(agent, BaseAgent) else None
+        if not isinstance(author, LlmAgent) or not author.output_key or author.output_schema:
+            return
+        output = event.actions.state_delta.get(author.output_key)
+        if isinstance(output, str) and shown_text(event.content):
+            whole = self._attempt.whole_output((event.author, event.branch), output)
+            event.actions.state_delta[author.output_key] = whole
 
     async def before_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
@@ -305,12 +312,15 @@ def _put_off(response: OpenResponse, context: ToolContext, call: DeferredCall) -
 def _refuse_unsupported(tool: BaseTool, agent_name: str) -> None:
     if tool.is_long_running:
         raise AgentTurnError(
-            f"tool {tool.name!r} of agent {agent_name!r} is long-running, which a durable session does "
-            "not support yet; return the result from an ordinary tool, which may take as long as it needs"
+            f"tool {tool.name!r} of agent {agent_name!r} is long-running, which a durable session "
+            f"does "
+            "not support yet; return the result from an ordinary tool, which may take as long as "
+            "it needs"
         )
     if is_generator_tool(tool):
         raise AgentTurnError(
-            f"tool {tool.name!r} of agent {agent_name!r} is a generator, which a durable session does "
+            f"tool {tool.name!r} of agent {agent_name!r} is a generator, which a durable session "
+            f"does "
             "not support yet; return the result instead of yielding it"
         )
 

@@ -12,8 +12,9 @@ from dex_agents._errors import OUTCOME_UNKNOWN_TOOL_RESULT
 def response_of(record: ToolCallRecord) -> Any:
     """What ADK's pipeline gets in place of the tool's own return value, never ``None``.
 
-    ADK itself turns a value that is no dict into ``{"result": value}``, after the ``after_tool_callback`` chain saw it
-    as the tool returned it. ``None`` is the exception: the pipeline would take it for "not answered".
+    ADK itself turns a value that is no dict into ``{"result": value}``, after the
+    ``after_tool_callback`` chain saw it as the tool returned it. ``None`` is the exception: the
+    pipeline would take it for "not answered".
     """
     if record.status is ToolCallStatus.SUCCEEDED:
         return {"result": None} if record.output is None else record.output

@@ -18,7 +18,8 @@ class CallKind(StrEnum):
     STEP = "step"
     """From the record of its tool Step."""
     SETTLED = "settled"
-    """Answered while the response was handled (guardrail, unknown name); the answer is kept here."""
+    """Answered while the response was handled (guardrail, unknown name); the answer is kept here.
+    """
     NATIVE = "native"
     """A control tool beside ordinary calls: ADK runs it once the other results are there."""
 
@@ -31,7 +32,8 @@ class PausedCall:
         call_id: Id of the call, unique within its event.
         kind: Where the result comes from.
         tool_name: The tool as the model called it.
-        arguments: Arguments after the ``before_tool_callback`` chain, ``None`` if they are the model's.
+        arguments: Arguments after the ``before_tool_callback`` chain, ``None`` if they are the
+            model's.
         actions: What callbacks did to the call's context before the pause.
         response: The function response part of a settled call.
     """
@@ -104,6 +106,29 @@ class PausedEvent:
 
 
 @dataclass(frozen=True)
+class StartedAgent:
+    """An agent in the middle of its run.
+
+    Attributes:
+        name: The agent.
+        branch: The branch it runs in.
+        output: What it has said so far, of which ADK makes the value of ``output_key``.
+    """
+
+    name: str
+    branch: str | None
+    output: str = ""
+
+    def to_json(self) -> Json:
+        return [self.name, self.branch, self.output]
+
+    @staticmethod
+    def from_json(item: Any) -> StartedAgent:
+        name, branch, output = item
+        return StartedAgent(name, branch, output)
+
+
+@dataclass(frozen=True)
 class RunState:
     """The run state of an outcome.
 
@@ -111,14 +136,15 @@ class RunState:
         invocation_id: ADK's id of the open invocation.
         events: Stored events of the turn so far, the user's first.
         paused: Responses whose calls wait, in the order of the outcome's calls.
-        started: Agents, with their branches, whose ``before_agent_callback`` has run and whose end has not come.
-        temp_state: ``temp:`` keys, which ADK keeps out of stored events but not out of the invocation.
+        started: Agents that have started and not ended.
+        temp_state: ``temp:`` keys, which ADK keeps out of stored events but not out of the
+            invocation.
     """
 
     invocation_id: str
     events: tuple[Json, ...]
     paused: tuple[PausedEvent, ...] = ()
-    started: tuple[tuple[str, str | None], ...] = ()
+    started: tuple[StartedAgent, ...] = ()
     temp_state: dict[str, Json] = field(default_factory=dict)
 
     def to_json(self) -> Json:
@@ -128,7 +154,7 @@ class RunState:
             "invocation_id": self.invocation_id,
             "events": list(self.events),
             "paused": [event.to_json() for event in self.paused],
-            "started": [list(agent) for agent in self.started],
+            "started": [agent.to_json() for agent in self.started],
             "temp_state": self.temp_state,
         }
 
@@ -142,13 +168,14 @@ class RunState:
         try:
             if item["v"] != _VERSION:
                 raise AgentTurnError(
-                    f"the run state of the turn has version {item['v']!r}, this release reads {_VERSION}"
+                    f"the run state of the turn has version {item['v']!r}, this release reads "
+                    f"{_VERSION}"
                 )
             return RunState(
                 invocation_id=item["invocation_id"],
                 events=tuple(item["events"]),
                 paused=tuple(PausedEvent.from_json(event) for event in item["paused"]),
-                started=tuple((name, branch) for name, branch in item["started"]),
+                started=tuple(StartedAgent.from_json(agent) for agent in item["started"]),
                 temp_state=item["temp_state"],
             )
         except (KeyError, TypeError, ValueError) as error:

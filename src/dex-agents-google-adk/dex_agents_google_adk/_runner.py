@@ -29,8 +29,8 @@ from dex_agents_google_adk._setup import RunnerSetup
 class AdkAgentRunner:
     """Runs one ADK agent for any number of sessions.
 
-    It keeps nothing of a session between two calls. The agent, its plugins, toolsets and services belong to the
-    application, which also closes them.
+    It keeps nothing of a session between two calls. The agent, its plugins, toolsets and services
+    belong to the application, which also closes them.
 
     Args:
         agent: An ``LlmAgent`` without sub-agents, or an ``App`` whose root is one.
@@ -41,15 +41,17 @@ class AdkAgentRunner:
         artifact_service: Where artifacts live.
         memory_service: Where long-term memory lives.
         credential_service: Where credentials live.
-        tools_in_threads: Whether blocking functions of tools run in threads, so that the event loop and its
-            heartbeats go on. A thread cannot be stopped: a cancelled call's function runs to its end.
-        loop_bound_tools: Names of tools whose blocking functions stay on the event loop all the same, for example
-            because what they use belongs to one thread.
+        tools_in_threads: Whether blocking functions of tools run in threads, so that the event loop
+            and its heartbeats go on. A thread cannot be stopped: a cancelled call's function runs
+            to its end.
+        loop_bound_tools: Names of tools whose blocking functions stay on the event loop all the
+            same, for example because what they use belongs to one thread.
         tool_threads: How many such functions run at once.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: A durable session does not support the agent or the configuration, or a name is unknown.
+        ValueError: A durable session does not support the agent or the configuration, or a name is
+            unknown.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class AdkAgentRunner:
         )
 
     async def run_model(self, request: RunModelRequest) -> RunModelOutcome:
-        """Let ADK make one model call and say how the turn goes on; see ``AgentFrameworkRunner``."""
+        """Make one model call and say how the turn goes on; see ``AgentFrameworkRunner``."""
         return await _turn.run_model(self._setup, request)
 
     async def execute_deferred_tool_call(self, call: DeferredToolExecution) -> ToolExecutionResult:

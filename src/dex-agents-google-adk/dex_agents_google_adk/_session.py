@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
@@ -13,19 +14,23 @@ from google.adk.sessions.base_session_service import (
 )
 from google.adk.sessions.session import Session
 
-from dex_agents_google_adk._ids import AttemptIds
-
 
 class AttemptSessionService(BaseSessionService):
     """Serves the one session of an attempt.
 
-    ADK's in-memory service copies the whole session at every read, which costs more than the rest of a long
-    session's model call. An attempt is the only user of its session, so the session itself is handed out.
+    ADK's in-memory service copies the whole session at every read, which costs more than the rest
+    of a long session's model call. An attempt is the only user of its session, so the session
+    itself is handed out.
+
+    Args:
+        session: The session.
+        appended: Called with each event right after it was appended, when ADK's database services
+            would write it; what callbacks do to it later is not stored.
     """
 
-    def __init__(self, session: Session, ids: AttemptIds | None = None) -> None:
+    def __init__(self, session: Session, appended: Callable[[Event], None] | None = None) -> None:
         self._session = session
-        self._ids = ids
+        self._appended = appended
 
     async def create_session(
         self,
@@ -64,15 +69,15 @@ class AttemptSessionService(BaseSessionService):
         raise NotImplementedError("An agent cannot delete the durable session it runs in")
 
     async def append_event(self, session: Session, event: Event) -> Event:
-        """Append to the session of the attempt and step its clock."""
+        """Append to the session of the attempt."""
         if session is not self._session and session.id != self._session.id:
             raise SessionNotFoundError(f"Session {session.id} is not the session of this attempt")
         if event.partial:
             return event
         appended = await super().append_event(self._session, event)
         self._session.last_update_time = event.timestamp
-        if self._ids is not None:
-            self._ids.event_appended()
+        if self._appended is not None:
+            self._appended(appended)
         return appended
 
 

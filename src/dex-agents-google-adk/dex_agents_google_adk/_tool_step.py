@@ -18,8 +18,7 @@ from dex_agents._contract import DeferredToolExecution, Json, ToolExecutionResul
 from dex_agents._errors import ToolExecutionError, ToolNotStartedError
 from dex_agents_google_adk._actions import actions_to_json
 from dex_agents_google_adk._idempotency import IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY
-from dex_agents_google_adk._history import copy_json
-from dex_agents_google_adk._json import to_json
+from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._session import AttemptSessionService, make_session
 from dex_agents_google_adk._setup import RunnerSetup
 
@@ -58,13 +57,17 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
     actions = context.actions
     if actions.requested_auth_configs:
         raise ToolExecutionError(
-            f"Tool {call.tool_name!r} asked for a credential while it ran, which a durable session does not "
-            "support. Give the tool its credential another way, for example through a credential service."
+            f"Tool {call.tool_name!r} asked for a credential while it ran, which a durable session "
+            f"does not "
+            "support. Give the tool its credential another way, for example through a credential "
+            "service."
         )
     if actions.requested_tool_confirmations:
         raise ToolExecutionError(
-            f"Tool {call.tool_name!r} asked for a confirmation while it ran, which a durable session does not "
-            "support. Use requires_approval=True in its ToolPolicy or FunctionTool(require_confirmation=...)."
+            f"Tool {call.tool_name!r} asked for a confirmation while it ran, which a durable "
+            f"session does not "
+            "support. Use requires_approval=True in its ToolPolicy or "
+            "FunctionTool(require_confirmation=...)."
         )
     if isinstance(result, types.FunctionResponse):
         result = result.response
@@ -100,7 +103,8 @@ def _context(setup: RunnerSetup, call: DeferredToolExecution) -> ToolContext:
         session=session,
         run_config=setup.step_run_config(call.tool_name),
     )
-    # A person has approved the call, so a tool that asks for confirmation itself need not ask again.
+    # A person has approved the call, so a tool that asks for confirmation itself need not ask
+    # again.
     approved = ToolConfirmation(confirmed=True) if data.get("approved") else None
     context = ToolContext(
         invocation_context=invocation, function_call_id=call.call_id, tool_confirmation=approved

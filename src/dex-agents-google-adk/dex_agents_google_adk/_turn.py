@@ -1,4 +1,6 @@
-"""One ``RunModel`` attempt: rebuild the session, let ADK run until it pauses, say how the turn goes on."""
+"""One ``RunModel`` attempt: rebuild the session, let ADK run until it pauses, say how the turn goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,21 @@ from dex_agents_google_adk._events import (
     timestamp_of,
     to_message,
 )
-from dex_agents_google_adk._history import copy_json, replay_state
+from dex_agents_google_adk._history import replay_state
 from dex_agents_google_adk._ids import AttemptIds, run_isolated
-from dex_agents_google_adk._json import to_json
+from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._lifecycle import for_attempt
 from dex_agents_google_adk._live import LiveText
 from dex_agents_google_adk._model_errors import classify, classify_answer
 from dex_agents_google_adk._plugins import FirstPlugin, LastPlugin
 from dex_agents_google_adk._records import ended_at
-from dex_agents_google_adk._run_state import CallKind, PausedCall, PausedEvent, RunState
+from dex_agents_google_adk._run_state import (
+    CallKind,
+    PausedCall,
+    PausedEvent,
+    RunState,
+    StartedAgent,
+)
 from dex_agents_google_adk._session import AttemptSessionService, make_session
 from dex_agents_google_adk._setup import RunnerSetup
 from dex_agents_google_adk._tool_step import make_tool_context
@@ -89,7 +97,7 @@ class _TurnAttempt:
         self._request = request
         self._state = RunState.from_json(request.run_state) if request.run_state else None
         self._attempt = self._make_attempt()
-        self._stored_items: dict[str, Json] = {}
+        self._items: dict[str, Json] = {}
         self._session = self._make_session()
         self._ids = ids
         self._live = LiveText(request.events)
@@ -119,7 +127,7 @@ class _TurnAttempt:
             temp_state = self._state.temp_state
             for item in self._state.events:
                 event = load_event(copy_json(item))
-                self._stored_items[event.id] = item
+                self._items[event.id] = item
                 events.append(event)
         state = replay_state(items)
         state.update(copy_json(temp_state))
@@ -163,7 +171,7 @@ class _TurnAttempt:
         runner = _AttemptRunner(
             attempt=attempt,
             app=app,
-            session_service=AttemptSessionService(self._session, self._ids),
+            session_service=AttemptSessionService(self._session, self._appended),
             artifact_service=setup.artifact_service,
             memory_service=setup.memory_service,
             credential_service=setup.credential_service,
@@ -177,6 +185,11 @@ class _TurnAttempt:
             run_config=setup.run_config,
             **start,
         )
+
+    def _appended(self, event: Event) -> None:
+        self._ids.event_appended()
+        if event.id not in self._attempt.synthetic_events:
+            self._items[event.id] = dump_event(event)
 
     def _user_content(self) -> types.Content:
         content = load_event(copy_json(self._request.user_message)).content
@@ -203,7 +216,8 @@ class _TurnAttempt:
         attempt = self._attempt
         if missing := attempt.unreached():
             raise AgentTurnError(
-                f"ADK went on without the results of {', '.join(map(repr, missing))}; nothing was lost, but "
+                f"ADK went on without the results of {', '.join(map(repr, missing))}; nothing was "
+                f"lost, but "
                 "the turn cannot go on"
             )
         events = [
@@ -256,9 +270,12 @@ class _TurnAttempt:
         state = self._session.state
         return RunState(
             invocation_id=self._attempt.invocation_id,
-            events=tuple(self._item(event) for event in events),
+            events=tuple(self._items[event.id] for event in events),
             paused=tuple(self._paused(response) for response in waiting),
-            started=tuple(self._attempt.started),
+            started=tuple(
+                StartedAgent(name, branch, output)
+                for (name, branch), output in self._attempt.started.items()
+            ),
             temp_state={
                 key: to_json(value) for key, value in state.items() if key.startswith(_TEMP_PREFIX)
             },
@@ -308,7 +325,8 @@ class _TurnAttempt:
             if event.long_running_tool_ids or call.name in FRAMEWORK_CALLS
         ]:
             raise AgentTurnError(
-                f"ADK paused for {', '.join(map(str, paused))}, which a durable session does not support yet"
+                f"ADK paused for {', '.join(map(str, paused))}, which a durable session does not "
+                f"support yet"
             )
         last = next((event for event in reversed(events) if event.author != USER), None)
         if last is not None and last.error_code and not _has_answer(last):
@@ -317,24 +335,21 @@ class _TurnAttempt:
         if attempt.model_calls > attempt.answered_model_calls:
             raise ModelCallError("the model gave no content")
 
-    def _item(self, event: Event) -> Json:
-        item = self._stored_items.get(event.id)
-        return dump_event(event) if item is None else item
-
     def _message(self, event: Event) -> AgentMessage:
         if event is self._session.events[self._turn_starts_at] and event.author == USER:
             # A plugin may have rewritten the message for this turn; the session keeps the original.
             original = self._user_content()
             if event.content != original:
-                item = {**self._item(event), "content": self._request.user_message["content"]}
+                item = {**self._items[event.id], "content": self._request.user_message["content"]}
                 return to_message(event.model_copy(update={"content": original}), item)
-        return to_message(event, self._item(event))
+        return to_message(event, self._items[event.id])
 
     def _turn_content(self, events: list[Event]) -> types.Content | None:
         return events[0].content if events and events[0].author == USER else None
 
 
-# Constructed without the validation whose only effect is a warning that the feature is experimental.
+# Constructed without the validation whose only effect is a warning that the feature is
+# experimental.
 _RESUMABLE = ResumabilityConfig.model_construct(is_resumable=True)
 
 
@@ -367,7 +382,8 @@ def _check_records(paused: tuple[PausedEvent, ...], records: Any) -> None:
         (record.call_id, record.tool_name) for record in found
     ]:
         raise AgentTurnError(
-            f"the turn waits for the results of {[call.tool_name for call in expected]}, but got those of "
+            f"the turn waits for the results of {[call.tool_name for call in expected]}, but got "
+            f"those of "
             f"{[record.tool_name for record in found]}"
         )
 
@@ -378,7 +394,8 @@ def _has_answer(event: Event) -> bool:
 
 def _final_text(events: list[Event]) -> str:
     for event in reversed(events):
-        if event.author != USER and event.is_final_response():
-            if text := shown_text(event.content):
-                return text
+        if event.author == USER or not event.is_final_response():
+            continue
+        if text := shown_text(event.content):
+            return text
     return ""

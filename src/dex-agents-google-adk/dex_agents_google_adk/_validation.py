@@ -7,7 +7,7 @@ from typing import Any
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.llm_agent import LlmAgent
-from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
 from google.adk.apps.app import App
 from google.adk.code_executors.built_in_code_executor import BuiltInCodeExecutor
 from google.adk.tools.agent_tool import AgentTool
@@ -42,16 +42,26 @@ def checked_app(agent: BaseAgent | App) -> tuple[App, LlmAgent]:
         )
     if app.events_compaction_config is not None:
         raise ValueError(
-            f"App {app.name!r} has an events_compaction_config. The session owns its history; remove the "
+            f"App {app.name!r} has an events_compaction_config. The session owns its history; "
+            f"remove the "
             "configuration from the App."
         )
     for plugin in app.plugins:
         if plugin.name in (FIRST_PLUGIN_NAME, LAST_PLUGIN_NAME):
-            raise ValueError(f"App {app.name!r} has a plugin with the reserved name {plugin.name!r}")
+            raise ValueError(
+                f"App {app.name!r} has a plugin with the reserved name {plugin.name!r}"
+            )
+    names = [plugin.name for plugin in app.plugins]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            f"App {app.name!r} has several plugins named {', '.join(map(repr, repeated))}; ADK "
+            "tells plugins apart by their names, so give each one of its own."
+        )
     root = app.root_agent
     if not isinstance(root, LlmAgent):
         raise ValueError(
-            f"The root {getattr(root, 'name', None)!r} is a {type(root).__name__}. A durable session supports "
+            f"The root {getattr(root, 'name', None)!r} is a {type(root).__name__}. A durable "
+            f"session supports "
             "an LlmAgent without sub_agents; use one, with an AgentTool for each further agent."
         )
     _check_agent(root)
@@ -66,22 +76,26 @@ def _check_agent(agent: LlmAgent) -> None:
     name = agent.name
     if agent.parent_agent is not None:
         raise ValueError(
-            f"Agent {name!r} is a sub-agent of {agent.parent_agent.name!r}; pass the root of the tree, or a "
+            f"Agent {name!r} is a sub-agent of {agent.parent_agent.name!r}; pass the root of the "
+            f"tree, or a "
             "clone() of the agent."
         )
     if agent.sub_agents:
         raise ValueError(
-            f"Agent {name!r} has sub_agents, which a durable session does not support yet; offer each through an "
+            f"Agent {name!r} has sub_agents, which a durable session does not support yet; offer "
+            f"each through an "
             "AgentTool instead."
         )
     if type(agent)._run_async_impl is not LlmAgent._run_async_impl:
         raise ValueError(
-            f"Agent {name!r} is a {type(agent).__name__} with a run loop of its own, which cannot be paused; "
+            f"Agent {name!r} is a {type(agent).__name__} with a run loop of its own, which cannot "
+            f"be paused; "
             "use LlmAgent with callbacks."
         )
     if agent.mode not in (None, "chat"):
         raise ValueError(
-            f"Agent {name!r} has mode={str(agent.mode)!r}; a root agent in a durable session needs the mode 'chat'."
+            f"Agent {name!r} has mode={str(agent.mode)!r}; a root agent in a durable session needs "
+            f"the mode 'chat'."
         )
     _check_code_executor(agent)
     for tool in agent.tools:
@@ -89,7 +103,8 @@ def _check_agent(agent: LlmAgent) -> None:
     names = [tool.name for tool in static_tools(agent)]
     if repeated := sorted({tool for tool in names if names.count(tool) > 1}):
         raise ValueError(
-            f"Agent {name!r} has several tools named {', '.join(map(repr, repeated))}; a tool Step finds its tool by "
+            f"Agent {name!r} has several tools named {', '.join(map(repr, repeated))}; a tool Step "
+            f"finds its tool by "
             "name, so give each a name of its own."
         )
 
@@ -98,7 +113,8 @@ def _check_code_executor(agent: LlmAgent) -> None:
     executor = agent.code_executor
     if executor is not None and not isinstance(executor, BuiltInCodeExecutor):
         raise ValueError(
-            f"Agent {agent.name!r} has the code executor {type(executor).__name__}, which would run the model's code "
+            f"Agent {agent.name!r} has the code executor {type(executor).__name__}, which would "
+            f"run the model's code "
             "again when a Step is repeated. Use BuiltInCodeExecutor, or run such code in a tool."
         )
 
@@ -109,7 +125,8 @@ def _check_tool(agent: LlmAgent, tool: Any) -> None:
         return
     if isinstance(tool, BaseNode):
         raise ValueError(
-            f"{where} has the Workflow node {tool.name!r} as a tool, which a durable session does not support yet; "
+            f"{where} has the Workflow node {tool.name!r} as a tool, which a durable session does "
+            f"not support yet; "
             "wrap what it does in a function."
         )
     known = _as_tool(tool)
@@ -117,17 +134,20 @@ def _check_tool(agent: LlmAgent, tool: Any) -> None:
         raise ValueError(f"{where} has a tool with the reserved name {known.name!r}; rename it.")
     if known.is_long_running:
         raise ValueError(
-            f"{where} has the long-running tool {known.name!r}, which a durable session does not support yet. An "
+            f"{where} has the long-running tool {known.name!r}, which a durable session does not "
+            f"support yet. An "
             "ordinary tool may take as long as it needs, and survives a crash of the Worker."
         )
     if is_generator_tool(known):
         raise ValueError(
-            f"{where} has the generator tool {known.name!r}, which a durable session does not support yet; return the "
+            f"{where} has the generator tool {known.name!r}, which a durable session does not "
+            f"support yet; return the "
             "result instead of yielding it."
         )
     if type(known).__name__ == "NodeTool":
         raise ValueError(
-            f"{where} has the NodeTool {known.name!r}, which a durable session does not support yet; wrap what it does "
+            f"{where} has the NodeTool {known.name!r}, which a durable session does not support "
+            f"yet; wrap what it does "
             "in a function."
         )
     if isinstance(known, AgentTool):
@@ -151,14 +171,16 @@ def check_names(agent: LlmAgent, names: Collection[str], argument: str) -> None:
     """Refuse names that no tool can have.
 
     Raises:
-        ValueError: ``names`` holds one that no declared tool has, and there is no toolset that might.
+        ValueError: ``names`` holds one that no declared tool has, and there is no toolset that
+            might.
     """
     if any(isinstance(tool, BaseToolset) for tool in agent.tools):
         return
     known = sorted(tool.name for tool in static_tools(agent))
     if unknown := sorted(set(names) - set(known)):
         raise ValueError(
-            f"{argument} names {', '.join(map(repr, unknown))}, but agent {agent.name!r} has no such tool; its tools "
+            f"{argument} names {', '.join(map(repr, unknown))}, but agent {agent.name!r} has no "
+            f"such tool; its tools "
             f"are {', '.join(map(repr, known)) or 'none'}"
         )
 
@@ -186,7 +208,8 @@ def checked_policies(
     for tool in static_tools(agent):
         if tool.name in policies and is_control_tool(tool):
             raise ValueError(
-                f"tool_policies has a policy for {tool.name!r}, which steers ADK itself and runs inside RunModel"
+                f"tool_policies has a policy for {tool.name!r}, which steers ADK itself and runs "
+                f"inside RunModel"
             )
     return dict(policies)
 
@@ -215,12 +238,14 @@ def checked_run_config(run_config: RunConfig | None) -> RunConfig:
         raise TypeError(f"run_config must be an ADK RunConfig, got {type(run_config).__name__}")
     if run_config.streaming_mode is StreamingMode.BIDI or run_config.support_cfc:
         raise ValueError(
-            "run_config asks for the live API (StreamingMode.BIDI or support_cfc), which a durable session does not "
+            "run_config asks for the live API (StreamingMode.BIDI or support_cfc), which a durable "
+            "session does not "
             "support; use StreamingMode.SSE or NONE"
         )
     if run_config.get_session_config is not None:
         raise ValueError(
-            "run_config.get_session_config would cut the history off before the paused turn; remove it"
+            "run_config.get_session_config would cut the history off before the paused turn; "
+            "remove it"
         )
     return run_config
 

@@ -1,1 +1,99 @@
-"""Durable agent sessions on Dex."""
+"""Durable agent sessions on Dex: the contract of an agent framework's adapter, the session Flow, and its client."""
+
+from __future__ import annotations
+
+from dex_agents._contract import (
+    AgentEventWriter,
+    AgentFrameworkRunner,
+    AgentMessage,
+    ContinueTurn,
+    DeferredToolExecution,
+    Json,
+    MessageRole,
+    ModelCallMetadata,
+    RequestedToolCall,
+    RunModelOutcome,
+    RunModelRequest,
+    TokenUsage,
+    ToolCallRecord,
+    ToolCallsRequested,
+    ToolCallStatus,
+    ToolExecutionResult,
+    TurnCompleted,
+)
+from dex_agents._effects import ToolEffect, ToolPolicy
+from dex_agents._errors import (
+    OUTCOME_UNKNOWN_TOOL_RESULT,
+    TOOL_CALL_NOT_RUN_ERROR_PREFIX,
+    AgentError,
+    AgentTurnError,
+    InterruptError,
+    InvalidInputError,
+    ModelCallError,
+    SessionAlreadyExistsError,
+    SessionClosedError,
+    SessionError,
+    SessionNotFoundError,
+    ToolExecutionError,
+    ToolNotStartedError,
+    TurnWaitTimeoutError,
+)
+from dex_agents._session.client import AgentSessionClient
+from dex_agents._session.flow import AgentSessionFlow
+from dex_agents._session.options import AgentSessionOptions
+from dex_agents._session.views import (
+    AgentEvent,
+    AgentEventBatch,
+    AgentSnapshot,
+    FinishedTurn,
+    MessagePage,
+    PendingInterrupt,
+)
+from dex_agents._worker import agent_worker_options, run_agent_workers
+
+__all__ = [
+    "OUTCOME_UNKNOWN_TOOL_RESULT",
+    "TOOL_CALL_NOT_RUN_ERROR_PREFIX",
+    "AgentError",
+    "AgentEvent",
+    "AgentEventBatch",
+    "AgentEventWriter",
+    "AgentFrameworkRunner",
+    "AgentMessage",
+    "AgentSessionClient",
+    "AgentSessionFlow",
+    "AgentSessionOptions",
+    "AgentSnapshot",
+    "AgentTurnError",
+    "ContinueTurn",
+    "DeferredToolExecution",
+    "FinishedTurn",
+    "InterruptError",
+    "InvalidInputError",
+    "Json",
+    "MessagePage",
+    "MessageRole",
+    "ModelCallError",
+    "ModelCallMetadata",
+    "PendingInterrupt",
+    "RequestedToolCall",
+    "RunModelOutcome",
+    "RunModelRequest",
+    "SessionAlreadyExistsError",
+    "SessionClosedError",
+    "SessionError",
+    "SessionNotFoundError",
+    "TokenUsage",
+    "ToolCallRecord",
+    "ToolCallStatus",
+    "ToolCallsRequested",
+    "ToolEffect",
+    "ToolExecutionError",
+    "ToolExecutionResult",
+    "ToolNotStartedError",
+    "ToolPolicy",
+    "TurnCompleted",
+    "TurnWaitTimeoutError",
+    "agent_worker_options",
+    "run_agent_workers",
+]

@@ -61,7 +61,7 @@ async def _serve(data: Path, host: str, port: int) -> None:
             stopped.cancel()
             failed.cancel()
         if not stop.is_set():
-            await failed  # raises the reason
+            raise failed.result()
         print("dex-lite is stopping", flush=True)
     print("dex-lite stopped", flush=True)
 

@@ -15,6 +15,7 @@ Invariant between two calls: no waiting task could be given to a free stream.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from dex_lite._worker import Queue, Worker
@@ -49,10 +50,10 @@ class _Waiting:
     __slots__ = ("rpcs", "steps")
 
     def __init__(self) -> None:
-        self.rpcs: dict[str, dict[Task, int]] = {}
-        self.steps: dict[str, dict[Task, int]] = {}
+        self.rpcs: dict[str, OrderedDict[Task, int]] = {}
+        self.steps: dict[str, OrderedDict[Task, int]] = {}
 
-    def of(self, task: Task) -> dict[str, dict[Task, int]]:
+    def of(self, task: Task) -> dict[str, OrderedDict[Task, int]]:
         return self.rpcs if task.kind == "rpc" else self.steps
 
 
@@ -101,7 +102,7 @@ class Matcher:
         if waiting is None:
             waiting = self._waiting[task.flow_type] = _Waiting()
         self._sequence += 1
-        bucket = waiting.of(task).setdefault(task.name, {})
+        bucket = waiting.of(task).setdefault(task.name, OrderedDict())
         bucket[task] = self._sequence
         task.waiting = bucket
         self._waiting_count += 1
@@ -152,6 +153,9 @@ class Matcher:
         self._is_draining = self.is_closed = True
         for stream in self._streams():
             stream.abandon("the engine has stopped")
+        self._sent = 0
+        if self._drained is not None:
+            _resolve(self._drained)
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
             self._sweep_timer = None

@@ -13,7 +13,7 @@ import base64
 import binascii
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -125,7 +125,8 @@ class StreamLog:
         self._journal = journal
         self._groups: dict[tuple[str, str], _Group] = {}
         self._next_sequence = (journal.boots << _BOOT_SHIFT) + 1
-        self._recent: dict[int, _Recent] = {}
+        # Ordered: taking the first of a plain dict again and again walks over what was removed.
+        self._recent: OrderedDict[int, _Recent] = OrderedDict()
         self._recent_bytes = 0
         self._waiters: dict[StreamKey, list[asyncio.Future[None]]] = {}
         self._is_closed = False

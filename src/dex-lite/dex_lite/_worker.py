@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 
 from dex_lite._worker_load import WorkerLoad
 from dex_lite._worker_slot import Slot, Task
@@ -15,12 +16,12 @@ class Queue:
     __slots__ = ("busy", "idle", "registered", "reserves")
 
     def __init__(self) -> None:
-        self.idle: dict[WorkerStream, None] = {}
-        self.reserves: dict[WorkerStream, None] = {}
+        self.idle: OrderedDict[WorkerStream, None] = OrderedDict()
+        self.reserves: OrderedDict[WorkerStream, None] = OrderedDict()
         self.registered = 0
         self.busy = 0  # registered ones whose task was sent and has not ended
 
-    def free(self, is_registered: bool) -> dict[WorkerStream, None]:
+    def free(self, is_registered: bool) -> OrderedDict[WorkerStream, None]:
         return self.idle if is_registered else self.reserves
 
 

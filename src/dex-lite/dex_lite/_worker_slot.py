@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from dex.dexpb import dex_pb2 as pb
@@ -54,7 +55,7 @@ class Task:
         self.is_last_attempt = is_last_attempt
         # The matcher's own: what a refusal of the name is remembered by, and where the task waits.
         self.refusal_key = (kind == "rpc", flow_type, name)
-        self.waiting: dict[Task, int] | None = None
+        self.waiting: OrderedDict[Task, int] | None = None
 
 
 class MatcherHost(Protocol):

@@ -1,7 +1,7 @@
 """One module for each defect or cost of ADK that the adapter works around.
 
-Each checks the shape of what it touches and steps aside with an :class:`AdkWorkaroundWarning` when ADK has
-changed; its canary in ``tests/adk_canaries`` fails when the reason for it is gone.
+Each checks the shape of what it touches and steps aside with an :class:`AdkWorkaroundWarning` when
+ADK has changed; its canary in ``tests/adk_canaries`` fails when the reason for it is gone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Do not build a request that ADK throws away.
 
-When an invocation goes on after its tool calls, ADK's first step replays the calls. It runs every request processor
-before it finds that out, and the largest one, which turns the whole history into contents, runs again for the model
-call right after. For a long session that is most of the cost of going on.
+When an invocation goes on after its tool calls, ADK's first step replays the calls. It runs every
+request processor before it finds that out, and the largest one, which turns the whole history into
+contents, runs again for the model call right after. For a long session that is most of the cost of
+going on.
 
-The contents processor is one object that all flows share. Its ``run_async`` gets a guard that returns at once while the
-attempt still has results to replay for the agent; every other use of ADK in the process passes through.
+The contents processor is one object that all flows share. Its ``run_async`` gets a guard that
+returns at once while the attempt still has results to replay for the agent; every other use of ADK
+in the process passes through.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def apply() -> bool:
         or list(inspect.signature(run_async).parameters) != ["invocation_context", "llm_request"]
     ):
         warnings.warn(
-            "ADK's contents processor has changed; durable sessions build each request twice after tool calls",
+            "ADK's contents processor has changed; durable sessions build each request twice after "
+            "tool calls",
             AdkWorkaroundWarning,
             stacklevel=2,
         )

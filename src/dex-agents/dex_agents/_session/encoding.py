@@ -1,0 +1,50 @@
+"""How everything of a session is stored: a format byte, then JSON with key order kept, compressed when that pays.
+
+The SDK's own codecs sort keys and refuse data of an older shape, so all of a session's state is ``bytes`` to it.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+_PLAIN, _DEFLATED = b"\x01", b"\x02"
+_WORTH_COMPRESSING = 512
+
+
+class EncodingError(ValueError):
+    """A value is no JSON value, or stored bytes are in no known format."""
+
+
+def encode(value: Any) -> bytes:
+    """Encode a JSON value. Text is escaped to ASCII, so any string survives, lone surrogates included.
+
+    Raises:
+        EncodingError: The value is no JSON value; NaN and infinities are none either.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EncodingError(f"not a JSON value: {error}") from error
+    raw = text.encode("ascii")
+    if len(raw) < _WORTH_COMPRESSING:
+        return _PLAIN + raw
+    packed = zlib.compress(raw, 1)
+    return _DEFLATED + packed if len(packed) < len(raw) else _PLAIN + raw
+
+
+def decode(data: bytes) -> Any:
+    """The value that was encoded.
+
+    Raises:
+        EncodingError: The bytes come from a newer release, or are damaged.
+    """
+    try:
+        if data[:1] == _PLAIN:
+            return json.loads(data[1:])
+        if data[:1] == _DEFLATED:
+            return json.loads(zlib.decompress(data[1:]))
+    except (ValueError, zlib.error) as error:
+        raise EncodingError(f"stored data is damaged: {error}") from error
+    raise EncodingError(f"stored data has the unknown format {data[:1]!r}; upgrade dex-agents")

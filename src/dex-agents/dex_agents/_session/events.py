@@ -1,0 +1,93 @@
+"""Live events: gathered for a moment, then one Stream message for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+from dex import AsyncContext, Stream
+
+from dex_agents._contract import Json
+
+_LOGGER = logging.getLogger("dex_agents")
+GATHER_S = 0.04
+GATHER_BYTES = 2_048
+MAX_MESSAGE_BYTES = 90 * 1024
+"""A Stream message may have 100 KiB."""
+
+
+class StepEvents:
+    """The events of one attempt of one Step. Never blocks and never fails."""
+
+    def __init__(self, stream: Stream[str], context: AsyncContext, turn_id: str) -> None:
+        self._stream = stream
+        self._context = context
+        self._common = {
+            "turn_id": turn_id,
+            "step_execution_id": context.step_execution_id,
+            "attempt": context.attempt,
+        }
+        self._sequence = 0
+        self._waiting: list[str] = []
+        self._waiting_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def emit(self, event_type: str, **fields: Json) -> None:
+        """Add an event; see :class:`dex_agents.AgentEventWriter`."""
+        if self._is_closed:
+            return
+        text = self._encode(event_type, fields)
+        if text is None:
+            return
+        if self._waiting_bytes + len(text) > MAX_MESSAGE_BYTES:
+            self.flush()
+        self._waiting.append(text)
+        self._waiting_bytes += len(text)
+        if self._waiting_bytes >= GATHER_BYTES:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self.flush)
+
+    def _encode(self, event_type: str, fields: dict[str, Json]) -> str | None:
+        event: dict[str, Any] = {
+            "type": event_type,
+            **self._common,
+            "seq": self._sequence,
+            **fields,
+        }
+        try:
+            text = json.dumps(event, separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError):
+            _LOGGER.warning("live event %s dropped: it is no JSON", event_type)
+            return None
+        if len(text) > MAX_MESSAGE_BYTES:
+            short = {k: v for k, v in event.items() if len(json.dumps(v)) < 1_024}
+            text = json.dumps({**short, "is_cut": True}, separators=(",", ":"))
+        self._sequence += 1
+        return text
+
+    def flush(self) -> None:
+        """Send what has gathered."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._waiting or self._is_closed:
+            return
+        value = "[" + ",".join(self._waiting) + "]"
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        try:
+            self._stream.write(self._context, value)
+        except Exception:
+            _LOGGER.warning("live events dropped", exc_info=True)
+
+    def close(self) -> None:
+        """Send the rest; nothing after this is sent."""
+        self.flush()
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

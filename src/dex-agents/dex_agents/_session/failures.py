@@ -1,0 +1,125 @@
+"""Failures of a runner in a form that any SDK can carry, and what a failed tool Step means.
+
+The SDK cannot report an exception whose text it cannot encode, and then a Step may run twice. So nothing that a tool or a
+model raised leaves a Step as it is.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dex import RetryAfterError, retry_after
+
+from dex_agents._contract import ToolCallRecord, ToolCallStatus
+from dex_agents._effects import ToolEffect
+from dex_agents._errors import (
+    TOOL_CALL_NOT_RUN_ERROR_PREFIX,
+    AgentTurnError,
+    ModelCallError,
+)
+from dex_agents._session.records import CallTask
+
+MAX_DETAIL_BYTES = 900
+_LONGEST_RETRY_AFTER_S = 24 * 3600
+
+NEVER_DELIVERED = frozenset({"NO_WORKER_AVAILABLE", "UNKNOWN_NAME", "TASK_TOO_LARGE"})
+"""Words of an engine for an execution of which no attempt ever reached a Worker."""
+
+
+class ToolStepError(Exception):
+    """An attempt of a tool failed; the text is the tool's."""
+
+
+class ModelStepError(Exception):
+    """An attempt of ``RunModel`` failed; the text is the runner's."""
+
+
+def clean_text(text: str, limit: int = MAX_DETAIL_BYTES) -> str:
+    """Text that UTF-8 can encode, cut to a number of bytes."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= limit:
+        return data.decode("utf-8")
+    return data[: limit - 3].decode("utf-8", "ignore") + "..."
+
+
+def describe(error: BaseException) -> str:
+    """What an exception says, whatever its ``__str__`` does."""
+    if isinstance(error, RetryAfterError):
+        error = error.cause
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be shown)"
+    name = type(error).__name__
+    return clean_text(f"{name}: {text}" if text else name)
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an error meant for the model, whatever its ``__str__`` does."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return clean_text(text or type(error).__name__, 64 * 1024)
+
+
+def retry_delay_s(error: BaseException) -> int | None:
+    """Whole seconds that an error asks to wait before a retry, if it asks."""
+    asked: object = getattr(error, "retry_after_s", None)
+    if isinstance(error, RetryAfterError):
+        asked = error.after_seconds
+    if isinstance(asked, bool) or not isinstance(asked, int | float):
+        return None
+    if not math.isfinite(asked) or asked <= 0:
+        return None
+    return min(math.ceil(asked), _LONGEST_RETRY_AFTER_S)
+
+
+def tool_failure(error: Exception) -> Exception:
+    """What a tool Step raises for a tool's exception."""
+    return _carried(ToolStepError(describe(error)), error)
+
+
+def model_failure(error: Exception) -> Exception:
+    """What ``RunModel`` raises for a runner's exception."""
+    if isinstance(error, ModelCallError):
+        return _carried(ModelStepError(clean_text(str(error))), error)
+    return _carried(ModelStepError(describe(error)), error)
+
+
+def _carried(own: Exception, cause: BaseException) -> Exception:
+    delay = retry_delay_s(cause)
+    return own if delay is None else retry_after(delay, own)
+
+
+def turn_error_text(error: AgentTurnError) -> str:
+    """Why a turn failed at once."""
+    return message_of(error)
+
+
+def record_after_failure(task: CallTask, error_type: str, detail: str) -> ToolCallRecord:
+    """The record of a call whose tool Step has no attempt left.
+
+    A word that is not known to mean "never ran" means that the tool may have run.
+    """
+    call = task.call
+    detail = clean_text(detail)
+    if error_type in NEVER_DELIVERED:
+        return not_run_record(task, detail)
+    if call.effect is ToolEffect.READ:
+        return ToolCallRecord(call.call_id, call.tool_name, ToolCallStatus.FAILED, error=detail)
+    return ToolCallRecord(
+        call.call_id, call.tool_name, ToolCallStatus.OUTCOME_UNKNOWN, error=detail
+    )
+
+
+def not_run_record(task: CallTask, why: str, attempt: int = 0) -> ToolCallRecord:
+    """The record of a call whose tool provably never ran."""
+    return ToolCallRecord(
+        task.call.call_id,
+        task.call.tool_name,
+        ToolCallStatus.FAILED,
+        error=f"{TOOL_CALL_NOT_RUN_ERROR_PREFIX}: {why}",
+        not_run=True,
+        attempt=attempt,
+    )

@@ -1,0 +1,211 @@
+"""The one Flow of all agent sessions, and its RPCs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from dex import (
+    Context,
+    Flow,
+    PersistenceSchema,
+    RPCResult,
+    StepList,
+    Stream,
+    rpc,
+)
+
+from dex_agents._contract import AgentFrameworkRunner
+from dex_agents._session import resources
+from dex_agents._session.encoding import decode, encode
+from dex_agents._session.options import AgentSessionOptions, check_duration
+from dex_agents._session.pages import read_page
+from dex_agents._session.records import (
+    Header,
+    StoredInterrupt,
+    arguments_digest,
+    message_to_json,
+)
+from dex_agents._session.steps_tools import (
+    AwaitToolApproval,
+    CallSingleAttemptTool,
+    CallTool,
+    RecordToolOutcome,
+    now_ms,
+)
+from dex_agents._session.steps_turn import AwaitUserMessage, FailTurn, ResumeTurn, RunModel
+
+DEFAULT_STREAM_BYTES = 10 * 1024 * 1024
+_FORBIDDEN_IN_NAMES = "/$:"
+
+
+class AgentSessionFlow(Flow[bytes]):
+    """Runs the sessions of one agent; one execution is one session, its Flow ID is the session id.
+
+    Build it once per agent and process; the process that serves it and every process that uses a client build the
+    same one.
+
+    Args:
+        runner: The framework's side.
+        flow_type: Flow type of the sessions; keep it stable, unique within a Registry.
+        options: Settings.
+        interrupt_deadline: How long a person may take to answer; whole seconds, ``None`` is for ever. A call that
+            nobody approved in time is rejected.
+        event_stream_capacity_bytes: Budget of the Stream ``AgentEvents``, shared by all sessions of the Flow type.
+
+    Raises:
+        TypeError, ValueError: An argument is wrong; the text names it.
+    """
+
+    def __init__(
+        self,
+        runner: AgentFrameworkRunner,
+        *,
+        flow_type: str,
+        options: AgentSessionOptions | None = None,
+        interrupt_deadline: timedelta | None = None,
+        event_stream_capacity_bytes: int = DEFAULT_STREAM_BYTES,
+    ) -> None:
+        if not isinstance(runner, AgentFrameworkRunner):
+            raise TypeError(f"runner must be an AgentFrameworkRunner, got {type(runner).__name__}")
+        if not isinstance(flow_type, str):
+            raise TypeError(f"flow_type must be a str, got {flow_type!r}")
+        if not flow_type.strip() or any(c in _FORBIDDEN_IN_NAMES for c in flow_type):
+            raise ValueError(f"flow_type must not be blank or contain / $ or :, got {flow_type!r}")
+        if options is not None and not isinstance(options, AgentSessionOptions):
+            raise TypeError(f"options must be AgentSessionOptions, got {options!r}")
+        if interrupt_deadline is not None:
+            check_duration("interrupt_deadline", interrupt_deadline)
+        if isinstance(event_stream_capacity_bytes, bool) or not isinstance(
+            event_stream_capacity_bytes, int
+        ):
+            raise TypeError("event_stream_capacity_bytes must be an int")
+        if event_stream_capacity_bytes < 128 * 1024:
+            raise ValueError(
+                "event_stream_capacity_bytes must be at least 131072, so that one message of "
+                f"events always fits, got {event_stream_capacity_bytes}"
+            )
+        self.runner = runner
+        self.options = options or AgentSessionOptions()
+        self.interrupt_deadline_s = (
+            None if interrupt_deadline is None else int(interrupt_deadline.total_seconds())
+        )
+        self.event_stream: Stream[str] = Stream(
+            resources.STREAM_NAME, str, event_stream_capacity_bytes
+        )
+        self._flow_type = flow_type
+
+    def get_flow_type(self) -> str:
+        return self._flow_type
+
+    def get_steps(self) -> StepList[bytes]:
+        return StepList.start_step(AwaitUserMessage(self)).other_steps(
+            RunModel(self),
+            AwaitToolApproval(self),
+            CallTool(self),
+            CallSingleAttemptTool(self),
+            ResumeTurn(self),
+            RecordToolOutcome(self),
+            FailTurn(self),
+        )
+
+    def get_persistence_schema(self) -> PersistenceSchema:
+        return PersistenceSchema.of(
+            resources.header,
+            resources.turns_done,
+            resources.revision,
+            resources.messages,
+            resources.turn_states,
+            resources.tool_contexts,
+            resources.records,
+            resources.interrupts,
+            resources.user_messages,
+            resources.answers,
+            resources.finished_calls,
+            self.event_stream,
+        )
+
+    # RPCs. Their names and forms are the session's protocol; use AgentSessionClient.
+
+    @rpc(name="send_user_message")
+    async def send_user_message_rpc(self, context: Context, message: bytes) -> RPCResult[bytes]:
+        """Queue a message for the next turn."""
+        waiting = resources.user_messages.size(context)
+        if waiting >= self.options.max_queued_messages:
+            return RPCResult(encode({"refused": "queue_full", "waiting": waiting}))
+        resources.user_messages.publish(context, message)
+        return RPCResult(encode({}))
+
+    @rpc(name="get_agent_snapshot", load_attribute_maps=(resources.interrupts,))
+    async def get_agent_snapshot_rpc(self, context: Context) -> RPCResult[bytes]:
+        """Where the session stands."""
+        stored = resources.header.get(context)
+        header = Header.from_json(decode(stored)) if stored else Header()
+        pending = []
+        for key in sorted(resources.interrupts.get_all_instance_keys(context), key=_natural):
+            interrupt = StoredInterrupt.from_json(decode(resources.interrupts.get(context, key)))
+            if interrupt.is_pending:
+                pending.append(_shown(interrupt))
+        return RPCResult(
+            encode(
+                {
+                    "turn_id": header.turn_id,
+                    "turns_done": resources.turns_done.get(context) or 0,
+                    "revision": resources.revision.get(context) or 0,
+                    "usage": asdict(header.usage),
+                    "last_turn": asdict(header.last_turn) if header.last_turn else None,
+                    "pending_interrupts": pending,
+                    "queued_messages": resources.user_messages.size(context),
+                }
+            )
+        )
+
+    @rpc(name="resolve_interrupt")
+    async def resolve_interrupt_rpc(self, context: Context, answer: bytes) -> RPCResult[bytes]:
+        """Answer an interrupt; the caller locks and loads it."""
+        given = decode(answer)
+        interrupt_id = given["interrupt_id"]
+        stored = resources.interrupts.get(context, interrupt_id)
+        if not stored:
+            return RPCResult(encode({"refused": "not_pending"}))
+        interrupt = StoredInterrupt.from_json(decode(stored))
+        if interrupt.answer is not None:
+            return RPCResult(encode({"refused": "already_answered"}))
+        if interrupt.deadline_ms is not None and now_ms() >= interrupt.deadline_ms:
+            return RPCResult(encode({"refused": "expired"}))
+        digest = given.get("arguments_digest")
+        if digest and digest != arguments_digest(interrupt.tool_name, interrupt.arguments):
+            return RPCResult(encode({"refused": "arguments_differ"}))
+        interrupt.answer = {"approved": given["approved"], "message": given.get("message")}
+        resources.interrupts.set(context, interrupt_id, encode(interrupt.to_json()))
+        resources.answers.publish(context, interrupt_id, encode({}))
+        return RPCResult(encode({}))
+
+    @rpc(name="read_pages")
+    async def read_pages_rpc(self, context: Context, request: bytes) -> RPCResult[bytes]:
+        """Messages of the given turns, newest turn first, as many turns as fit; the caller loads their pages."""
+        wanted = decode(request)
+        pages: list[Any] = []
+        size = 0
+        for key in wanted["keys"]:
+            data = resources.messages.get(context, key)
+            if not data:
+                continue
+            messages = [message_to_json(message) for message in read_page(data)]
+            size += len(encode(messages))
+            if pages and size > wanted["max_bytes"]:
+                break
+            pages.append({"key": key, "messages": messages})
+        return RPCResult(encode(pages))
+
+
+def _natural(key: str) -> tuple[Any, ...]:
+    return tuple(int(part) if part.isdigit() else part for part in key.split("."))
+
+
+def _shown(interrupt: StoredInterrupt) -> dict[str, Any]:
+    shown = interrupt.to_json()
+    shown["arguments_digest"] = arguments_digest(interrupt.tool_name, interrupt.arguments)
+    del shown["answer"]
+    return dict(shown)

@@ -1,0 +1,73 @@
+"""Settings of a session Flow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+
+@dataclass(frozen=True)
+class AgentSessionOptions:
+    """How the sessions of one Flow behave.
+
+    Attributes:
+        model_call_timeout: Longest time of one ``RunModel`` attempt.
+        tool_call_timeout: Longest time of one attempt of a tool, unless its call says otherwise.
+        heartbeat_timeout: A Step without a sign of life for this long is taken as lost. Steps that run a model or
+            a tool give one by themselves every third of it.
+        model_attempts: Attempts of one ``RunModel`` before the turn fails.
+        model_retry_interval: Delay before its second attempt; doubles up to ``model_retry_limit``. A provider's
+            own retry-after goes first.
+        model_retry_limit: Longest delay between its attempts.
+        tool_retry_interval: Delay before the second attempt of a read or idempotent write; doubles.
+        max_message_bytes: Largest user message, in bytes of UTF-8.
+        max_result_bytes: Largest stored tool result; a larger one is cut, and says so.
+        max_queued_messages: User messages that may wait for their turn.
+    """
+
+    model_call_timeout: timedelta = timedelta(minutes=10)
+    tool_call_timeout: timedelta = timedelta(hours=1)
+    heartbeat_timeout: timedelta = timedelta(seconds=60)
+    model_attempts: int = 5
+    model_retry_interval: timedelta = timedelta(seconds=1)
+    model_retry_limit: timedelta = timedelta(seconds=30)
+    tool_retry_interval: timedelta = timedelta(seconds=1)
+    max_message_bytes: int = 256 * 1024
+    max_result_bytes: int = 256 * 1024
+    max_queued_messages: int = 100
+
+    def __post_init__(self) -> None:
+        for name in (
+            "model_call_timeout",
+            "tool_call_timeout",
+            "heartbeat_timeout",
+            "model_retry_interval",
+            "model_retry_limit",
+            "tool_retry_interval",
+        ):
+            check_duration(f"AgentSessionOptions.{name}", getattr(self, name))
+        for name in (
+            "model_attempts",
+            "max_message_bytes",
+            "max_result_bytes",
+            "max_queued_messages",
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"AgentSessionOptions.{name} must be an int, got {value!r}")
+            if value < 1:
+                raise ValueError(f"AgentSessionOptions.{name} must be at least 1, got {value}")
+
+
+def check_duration(name: str, value: object) -> None:
+    """Refuse what the SDK cannot carry: durations are whole seconds from 1 on.
+
+    Raises:
+        TypeError: It is no ``timedelta``.
+        ValueError: It is no whole number of seconds, or below one second.
+    """
+    if not isinstance(value, timedelta):
+        raise TypeError(f"{name} must be a timedelta, got {value!r}")
+    seconds = value.total_seconds()
+    if seconds < 1 or not seconds.is_integer() or seconds > 2**31 - 1:
+        raise ValueError(f"{name} must be a whole number of seconds from 1 on, got {value}")

@@ -1,0 +1,44 @@
+"""What a session stores and where messages wait. Shared by all session Flows; a Stream is not, each Flow has its own.
+
+The plain Attributes go along with every task, so they stay tiny; everything else is in maps and loaded by name.
+"""
+
+from __future__ import annotations
+
+from dex import Attribute, AttributeMap, Channel, ChannelMap
+
+header = Attribute("header", bytes)
+"""Where the session stands; written only by Steps that run alone in a turn."""
+turns_done = Attribute("turns_done", int)
+"""How many turns have ended, for clients that wait."""
+revision = Attribute("revision", int)
+"""Grows whenever a turn ends or starts to wait for a person, for clients that wait."""
+
+messages = AttributeMap("messages", bytes)
+"""One immutable page for each turn, by turn number."""
+turn_states = AttributeMap("turn_states", bytes)
+"""The open turn, by turn id."""
+tool_contexts = AttributeMap("tool_contexts", bytes)
+"""What the tool Steps of a response share, by batch."""
+records = AttributeMap("records", bytes)
+"""Records of calls whose response is not consumed yet, by batch and index."""
+interrupts = AttributeMap("interrupts", bytes)
+"""What a person is asked, by interrupt id."""
+
+user_messages = Channel("user_messages", bytes)
+answers = ChannelMap("answers", bytes)
+"""Wakes the Step that waits for an interrupt's answer; the answer itself is in the interrupt."""
+finished_calls = ChannelMap("finished_calls", int)
+"""Indexes of the calls of a batch that have their record."""
+
+STREAM_NAME = "AgentEvents"
+
+
+def page_key(turn_number: int) -> str:
+    """The page of a turn."""
+    return f"{turn_number:08d}"
+
+
+def call_key(batch: str, index: int) -> str:
+    """A call of a batch; also the id of its interrupt."""
+    return f"{batch}.{index}"

@@ -1,0 +1,141 @@
+"""The SDK options of each Step: time limits, attempts, failure routes and what it loads."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from dex import RetryPolicy, StepDurability, StepMovement, StepOptions
+
+from dex_agents._effects import ToolEffect
+from dex_agents._session import resources
+from dex_agents._session.encoding import encode
+from dex_agents._session.options import AgentSessionOptions
+from dex_agents._session.records import CallTask, Round
+
+if TYPE_CHECKING:
+    from dex_agents._session.flow import AgentSessionFlow
+
+# Of Steps that only store something: they must get through in the end.
+PATIENT = RetryPolicy(
+    initial_interval=timedelta(seconds=1),
+    backoff_coefficient=2.0,
+    maximum_interval=timedelta(seconds=30),
+    total_duration=timedelta(days=365),
+)
+_PURE = StepDurability.ASYNC
+
+
+def pure_step() -> StepOptions:
+    """A Step that does nothing outside and may be repeated freely."""
+    return StepOptions(
+        wait_for_retry=PATIENT,
+        execute_retry=PATIENT,
+        wait_for_durability=_PURE,
+        execute_durability=_PURE,
+    )
+
+
+def await_user_message(flow: AgentSessionFlow) -> StepMovement[bytes]:
+    """To the next turn."""
+    from dex_agents._session.steps_turn import AwaitUserMessage
+
+    return StepMovement.of(AwaitUserMessage, encode({}), options=pure_step())
+
+
+def _records_of(before: Round) -> tuple[resources.AttributeMapLoad, ...]:
+    return tuple(
+        resources.records.load(resources.call_key(before.batch, index))
+        for index in range(before.calls)
+    )
+
+
+def run_model(options: AgentSessionOptions, before: Round) -> StepMovement[bytes]:
+    """To a model call; when its attempts run out, to the end of the turn."""
+    from dex_agents._session.steps_turn import FailTurn, RunModel
+
+    own = (resources.turn_states.load(before.turn_id), *_records_of(before))
+    # Not the history: a turn that failed because it does not fit must still be able to end.
+    failed = StepOptions(execute_retry=PATIENT, execute_load_attribute_map_instances=own)
+    run = StepOptions(
+        execute_method_timeout=options.model_call_timeout,
+        heartbeat_timeout=options.heartbeat_timeout,
+        execute_retry=RetryPolicy(
+            initial_interval=options.model_retry_interval,
+            backoff_coefficient=2.0,
+            maximum_interval=options.model_retry_limit,
+            maximum_attempts=options.model_attempts,
+            total_duration=timedelta(days=7),
+        ),
+        execute_durability=StepDurability.SYNC,
+        execute_load_attribute_maps=(resources.messages,),
+        execute_load_attribute_map_instances=own,
+    )
+    return StepMovement.of(
+        RunModel,
+        encode(before.to_json()),
+        options=run.on_execute_failure_proceed_to(FailTurn, failed),
+    )
+
+
+def resume_turn(before: Round) -> StepMovement[bytes]:
+    """To the wait for all calls of a response."""
+    from dex_agents._session.steps_turn import ResumeTurn
+
+    return StepMovement.of(ResumeTurn, encode(before.to_json()), options=pure_step())
+
+
+def await_tool_approval(task: CallTask) -> StepMovement[bytes]:
+    """To the wait for a person."""
+    from dex_agents._session.steps_tools import AwaitToolApproval
+
+    interrupt_id = resources.call_key(task.batch, task.index)
+    return StepMovement.of(
+        AwaitToolApproval,
+        encode(task.to_json()),
+        options=StepOptions(
+            wait_for_retry=PATIENT,
+            execute_retry=PATIENT,
+            wait_for_durability=_PURE,
+            # The answer and its deadline must not both be taken: the RPC needs the same lock.
+            execute_lock_attributes=(resources.interrupts.lock(interrupt_id),),
+            execute_load_attribute_map_instances=(resources.interrupts.load(interrupt_id),),
+        ),
+    )
+
+
+def call_tool(options: AgentSessionOptions, task: CallTask) -> StepMovement[bytes]:
+    """To the tool's own Step, by its effect."""
+    from dex_agents._session.steps_tools import (
+        CallSingleAttemptTool,
+        CallTool,
+        RecordToolOutcome,
+    )
+
+    effect = task.call.effect
+    is_repeatable = effect in (ToolEffect.READ, ToolEffect.IDEMPOTENT_WRITE)
+    timeout = (
+        timedelta(seconds=task.call.timeout_s)
+        if task.call.timeout_s
+        else options.tool_call_timeout
+    )
+    loads = (resources.tool_contexts.load(task.batch),) if task.has_context else ()
+    run = StepOptions(
+        execute_method_timeout=timeout,
+        heartbeat_timeout=options.heartbeat_timeout,
+        execute_retry=RetryPolicy(
+            initial_interval=options.tool_retry_interval,
+            backoff_coefficient=2.0,
+            maximum_attempts=effect.maximum_attempts,
+            total_duration=timedelta(days=365),
+        ),
+        execute_durability=StepDurability.SYNC,
+        execute_load_attribute_map_instances=loads,
+    )
+    return StepMovement.of(
+        CallTool if is_repeatable else CallSingleAttemptTool,
+        encode(task.to_json()),
+        options=run.on_execute_failure_proceed_to(
+            RecordToolOutcome, StepOptions(execute_retry=PATIENT)
+        ),
+    )

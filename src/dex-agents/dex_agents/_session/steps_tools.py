@@ -1,0 +1,200 @@
+"""Steps of one call: approval, the tool itself, and the record when no attempt is left."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from dex import AsyncContext, Step, StepDecision, StepOptions, Timer, Wait, dead_end, go_to_many
+
+from dex_agents import _failpoints
+from dex_agents._contract import (
+    DeferredToolExecution,
+    ToolCallRecord,
+    ToolCallStatus,
+)
+from dex_agents._errors import ToolExecutionError, ToolNotStartedError
+from dex_agents._session import resources, step_options
+from dex_agents._session.encoding import decode, encode
+from dex_agents._session.events import StepEvents
+from dex_agents._session.failures import (
+    message_of,
+    not_run_record,
+    record_after_failure,
+    tool_failure,
+)
+from dex_agents._session.heartbeat import beating
+from dex_agents._session.records import CallTask, StoredInterrupt, record_to_json
+from dex_agents._session.results import succeeded_record
+
+if TYPE_CHECKING:
+    from dex_agents._session.flow import AgentSessionFlow
+
+EXPIRED_TEXT = "Nobody approved this tool call before its deadline, so it was not run."
+REJECTED_TEXT = "The user rejected this tool call, so it was not run."
+
+
+def _finish(context: AsyncContext, task: CallTask, record: ToolCallRecord) -> StepDecision:
+    """Store a call's record and tell the Step that waits for it: one commit."""
+    key = resources.call_key(task.batch, task.index)
+    resources.records.set(context, key, encode(record_to_json(record)))
+    resources.finished_calls.publish(context, task.batch, task.index)
+    return dead_end()
+
+
+def _finished_event(events: StepEvents, task: CallTask, record: ToolCallRecord) -> None:
+    events.emit(
+        "tool_call_finished",
+        tool_call_id=task.call.call_id,
+        tool_name=task.call.tool_name,
+        agent_name=task.call.agent_name,
+        status=str(record.status),
+    )
+
+
+class AwaitToolApproval(Step[bytes]):
+    """Waits until a person approves or rejects a call, or its deadline passes."""
+
+    def __init__(self, flow: AgentSessionFlow) -> None:
+        self._flow = flow
+
+    def get_step_options(self) -> StepOptions:
+        return step_options.pure_step()
+
+    async def wait_for(self, context: AsyncContext, input: bytes) -> Wait:
+        task = CallTask.from_json(decode(input))
+        _failpoints.reach("approval.open")
+        answered = resources.answers.for_one(resources.call_key(task.batch, task.index))
+        if task.deadline_s is None:
+            return Wait.until(answered)
+        return Wait.any_of(answered, Timer.by_duration(timedelta(seconds=task.deadline_s)))
+
+    async def execute(self, context: AsyncContext, input: bytes) -> StepDecision:
+        task = CallTask.from_json(decode(input))
+        interrupt_id = resources.call_key(task.batch, task.index)
+        stored = resources.interrupts.get(context, interrupt_id)
+        interrupt = StoredInterrupt.from_json(decode(stored)) if stored else None
+        resources.interrupts.delete(context, interrupt_id)
+        # An answer that was accepted counts, also when the timer fired meanwhile.
+        answer = interrupt.answer if interrupt is not None else None
+        if answer is not None and answer.get("approved"):
+            return go_to_many(step_options.call_tool(self._flow.options, task))
+        message = EXPIRED_TEXT if answer is None else answer.get("message") or REJECTED_TEXT
+        record = ToolCallRecord(
+            task.call.call_id,
+            task.call.tool_name,
+            ToolCallStatus.REJECTED,
+            rejection_message=str(message),
+        )
+        events = StepEvents(self._flow.event_stream, context, task.turn_id)
+        _finished_event(events, task, record)
+        events.close()
+        return _finish(context, task, record)
+
+
+class _ToolStep(Step[bytes]):
+    """Runs a tool once in each attempt."""
+
+    def __init__(self, flow: AgentSessionFlow) -> None:
+        self._flow = flow
+
+    async def execute(self, context: AsyncContext, input: bytes) -> StepDecision:
+        task = CallTask.from_json(decode(input))
+        tool_context = None
+        if task.has_context:
+            stored = resources.tool_contexts.get(context, task.batch)
+            tool_context = decode(stored) if stored else None
+        with self._events(context, task) as events:
+            events.emit(
+                "tool_call_started",
+                tool_call_id=task.call.call_id,
+                tool_name=task.call.tool_name,
+                agent_name=task.call.agent_name,
+                arguments=dict(task.call.arguments),
+            )
+            events.flush()
+            # The engine must have heard of this attempt before the tool can have any effect.
+            await context.heartbeat()
+            record = await self._run(context, task, tool_context)
+            _failpoints.reach("tool.after_call")
+            _finished_event(events, task, record)
+        return _finish(context, task, record)
+
+    async def _run(self, context: AsyncContext, task: CallTask, tool_context: object) -> ToolCallRecord:
+        call = task.call
+        options = self._flow.options
+        execution = DeferredToolExecution(
+            session_id=context.flow_id,
+            turn_id=task.turn_id,
+            call_id=call.call_id,
+            tool_name=call.tool_name,
+            arguments=call.arguments,
+            effect=call.effect,
+            agent_name=call.agent_name,
+            step_execution_id=context.step_execution_id,
+            attempt=context.attempt,
+            idempotency_key=task.idempotency_key,
+            tool_context=tool_context,
+            framework_data=call.framework_data,
+        )
+        _failpoints.reach("tool.before_call")
+        try:
+            async with beating(context, options.heartbeat_timeout.total_seconds()):
+                result = await self._flow.runner.execute_deferred_tool_call(execution)
+        except ToolNotStartedError as error:
+            return not_run_record(task, message_of(error), context.attempt)
+        except ToolExecutionError as error:
+            return ToolCallRecord(
+                call.call_id,
+                call.tool_name,
+                ToolCallStatus.FAILED,
+                error=message_of(error),
+                attempt=context.attempt,
+            )
+        except Exception as error:
+            raise tool_failure(error) from None
+        return succeeded_record(task, result, context.attempt, options.max_result_bytes)
+
+    @contextlib.contextmanager
+    def _events(self, context: AsyncContext, task: CallTask) -> Iterator[StepEvents]:
+        events = StepEvents(self._flow.event_stream, context, task.turn_id)
+        try:
+            yield events
+        finally:
+            events.close()
+
+
+class CallTool(_ToolStep):
+    """A read or an idempotent write: up to three attempts."""
+
+
+class CallSingleAttemptTool(_ToolStep):
+    """A call that must not run twice: one attempt."""
+
+
+class RecordToolOutcome(Step[bytes]):
+    """Turns a tool Step without attempts left into the call's record."""
+
+    def __init__(self, flow: AgentSessionFlow) -> None:
+        self._flow = flow
+
+    async def execute(self, context: AsyncContext, input: bytes) -> StepDecision:
+        task = CallTask.from_json(decode(input))
+        error = context.recovery_error
+        record = record_after_failure(
+            task,
+            error.error_type if error is not None else "",
+            error.detail if error is not None else "the cause is not known",
+        )
+        events = StepEvents(self._flow.event_stream, context, task.turn_id)
+        _finished_event(events, task, record)
+        events.close()
+        return _finish(context, task, record)
+
+
+def now_ms() -> int:
+    """Unix time in milliseconds."""
+    return time.time_ns() // 1_000_000

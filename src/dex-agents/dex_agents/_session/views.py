@@ -1,0 +1,161 @@
+"""What a client sees of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Literal
+
+from dex_agents._contract import AgentMessage, Json, TokenUsage
+
+SessionStatus = Literal["idle", "running", "waiting", "closed"]
+
+
+@dataclass(frozen=True)
+class PendingInterrupt:
+    """Something that a session waits for a person to answer.
+
+    Attributes:
+        interrupt_id: Name of the interrupt; the same after any crash.
+        kind: ``"approval"``: may this tool call run?
+        arguments: Arguments of the call that is asked for.
+        arguments_digest: SHA-256 (hex) of tool name and arguments; hand it to ``resolve_interrupt`` so that an
+            answer counts only for what was shown.
+        deadline: When an approval expires as a rejection, or ``None``.
+    """
+
+    interrupt_id: str
+    kind: str
+    turn_id: str
+    tool_name: str
+    tool_call_id: str
+    arguments: Mapping[str, Json]
+    arguments_digest: str
+    agent_name: str = ""
+    hint: str = ""
+    requested_at: datetime | None = None
+    deadline: datetime | None = None
+
+
+@dataclass(frozen=True)
+class FinishedTurn:
+    """How the newest finished turn ended; ``error`` is empty unless it failed."""
+
+    turn_id: str
+    final_text: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class AgentSnapshot:
+    """Where a session stands, as of one moment.
+
+    Attributes:
+        status: ``"idle"``: waits for a user message; ``"running"``: a turn is open; ``"waiting"``: it waits for a
+            person.
+        turn_id: The open turn, or empty.
+        turns_done: Turns that have ended, failed ones included.
+        revision: Grows whenever a turn ends or starts to wait for a person.
+        usage: Tokens and model calls of finished turns.
+        queued_messages: User messages that wait for their turn.
+    """
+
+    session_id: str
+    status: SessionStatus
+    turn_id: str
+    turns_done: int
+    revision: int
+    pending_interrupts: Sequence[PendingInterrupt] = ()
+    usage: TokenUsage = field(default_factory=TokenUsage)
+    last_turn: FinishedTurn | None = None
+    queued_messages: int = 0
+
+
+@dataclass(frozen=True)
+class MessagePage:
+    """Messages of finished turns, oldest first.
+
+    Attributes:
+        next_before_turn: Hand it to ``list_messages`` for the turns before these, or ``None`` at the beginning.
+    """
+
+    messages: Sequence[AgentMessage]
+    next_before_turn: int | None
+
+
+@dataclass(frozen=True)
+class AgentEvent:
+    """One live event. Group text by ``step_execution_id`` and ``attempt``: a retry sends it again.
+
+    Attributes:
+        type: For example ``text_delta``, ``tool_call_started``, ``turn_completed``.
+        seq: Position within the attempt.
+        data: The rest, by type.
+    """
+
+    type: str
+    turn_id: str
+    step_execution_id: str
+    attempt: int
+    seq: int
+    data: Mapping[str, Json]
+
+
+@dataclass(frozen=True)
+class AgentEventBatch:
+    """Events that were sent together, and the token to go on from."""
+
+    events: Sequence[AgentEvent]
+    resume_token: str
+
+
+def snapshot_from_json(session_id: str, data: Json) -> AgentSnapshot:
+    """A snapshot as the RPC answers it."""
+    pending = tuple(_interrupt(item) for item in data["pending_interrupts"])
+    status: SessionStatus = "idle"
+    if data["turn_id"] or data["queued_messages"]:
+        status = "waiting" if pending else "running"
+    last = data["last_turn"]
+    return AgentSnapshot(
+        session_id=session_id,
+        status=status,
+        turn_id=data["turn_id"],
+        turns_done=data["turns_done"],
+        revision=data["revision"],
+        pending_interrupts=pending,
+        usage=TokenUsage(**data["usage"]),
+        last_turn=FinishedTurn(**last) if last else None,
+        queued_messages=data["queued_messages"],
+    )
+
+
+def _interrupt(data: Json) -> PendingInterrupt:
+    return PendingInterrupt(
+        interrupt_id=data["interrupt_id"],
+        kind=data["kind"],
+        turn_id=data["turn_id"],
+        tool_name=data["tool_name"],
+        tool_call_id=data["call_id"],
+        arguments=data["arguments"],
+        arguments_digest=data["arguments_digest"],
+        agent_name=data["agent_name"],
+        hint=data["hint"],
+        requested_at=_time(data["requested_ms"]),
+        deadline=_time(data["deadline_ms"]),
+    )
+
+
+def _time(milliseconds: int | None) -> datetime | None:
+    if not milliseconds:
+        return None
+    return datetime.fromtimestamp(milliseconds / 1_000, tz=timezone.utc)
+
+
+def event_from_json(data: Json) -> AgentEvent:
+    """An event as the Stream carries it."""
+    known = ("type", "turn_id", "step_execution_id", "attempt", "seq")
+    return AgentEvent(
+        **{name: data[name] for name in known},
+        data={key: value for key, value in data.items() if key not in known},
+    )

@@ -1,0 +1,187 @@
+"""Limits, model errors, records and cancellation in run_model."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.agents.run_config import RunConfig
+
+from dex_agents._contract import (
+    RunModelRequest,
+    ToolCallRecord,
+    ToolCallsRequested,
+    ToolCallStatus,
+)
+from dex_agents._effects import ToolEffect
+from dex_agents._errors import (
+    AgentTurnError,
+    ModelCallError,
+)
+from dex_agents_google_adk import (
+    AdkAgentRunner,
+)
+from support.adk_oracle import (
+    Driver,
+    LiveEvents,
+    ScriptedLlm,
+    World,
+    call,
+    compare,
+    text,
+)
+
+READ: Any = {"default_tool_effect": ToolEffect.READ}
+
+
+def agent_with(world: World, *tools: Any, **fields: Any) -> LlmAgent:
+    return LlmAgent(name="root", model=ScriptedLlm(world=world), tools=list(tools), **fields)
+
+
+async def test_max_llm_calls_counts_the_turn() -> None:
+    def tool() -> str:
+        """Tool."""
+        return "ok"
+
+    world = World([call("tool"), call("tool"), call("tool"), text("done")])
+    runner = AdkAgentRunner(agent_with(world, tool), run_config=RunConfig(max_llm_calls=2), **READ)
+    with pytest.raises(AgentTurnError, match="limit of `2` exceeded"):
+        await Driver(runner, world).turn("go")
+    assert len(world.requests) == 2
+
+
+@pytest.mark.parametrize("limit", [0, 4])
+async def test_max_llm_calls_may_be_reached(limit: int) -> None:
+    def tool() -> str:
+        """Tool."""
+        return "ok"
+
+    def build(world: World) -> LlmAgent:
+        return agent_with(world, tool)
+
+    await compare(
+        build,
+        [call("tool"), call("tool"), call("tool"), text("done")],
+        run_config=RunConfig(max_llm_calls=limit),
+        **READ,
+    )
+
+
+class StatusError(Exception):
+    def __init__(self, status_code: int) -> None:
+        super().__init__("provider")
+        self.status_code = status_code
+        self.response = type("Response", (), {"headers": {"retry-after": "3"}})()
+
+
+@pytest.mark.parametrize(
+    "error,expected",
+    [
+        (StatusError(429), ModelCallError),
+        (StatusError(503), ModelCallError),
+        (StatusError(400), AgentTurnError),
+        (TimeoutError(), ModelCallError),
+        (ConnectionResetError(), ModelCallError),
+        (KeyError("bug"), KeyError),
+    ],
+)
+async def test_model_errors(error: Exception, expected: type[Exception]) -> None:
+    world = World([error])
+    with pytest.raises(expected) as caught:
+        await Driver(AdkAgentRunner(agent_with(world)), world).turn("go")
+    if isinstance(error, StatusError) and expected is ModelCallError:
+        assert isinstance(caught.value, ModelCallError)
+        assert caught.value.retry_after_s == 3.0
+    if expected is KeyError:
+        assert caught.value is error
+
+
+async def test_model_error_callback_answers() -> None:
+    from support.adk_oracle import answer
+
+    def build(world: World) -> LlmAgent:
+        return agent_with(
+            world,
+            on_model_error_callback=lambda callback_context, llm_request, error: answer(
+                text("sorry")
+            ),
+        )
+
+    await compare(build, [RuntimeError("down")])
+
+
+def request_for(runner: AdkAgentRunner, **fields: Any) -> RunModelRequest:
+    base = RunModelRequest(
+        session_id="s",
+        turn_id="t1",
+        step_execution_id="RunModel-1",
+        attempt=1,
+        history=[],
+        user_message=runner.build_user_message("go").framework_item,
+        run_state=None,
+        records=[],
+        model_calls_so_far=0,
+        events=LiveEvents(),
+    )
+    return replace(base, **fields)
+
+
+async def test_records_must_fit() -> None:
+    def tool() -> str:
+        """Tool."""
+        return "ok"
+
+    runner = AdkAgentRunner(agent_with(World([call("tool"), text("x")]), tool), **READ)
+    outcome = await runner.run_model(request_for(runner))
+    assert isinstance(outcome, ToolCallsRequested)
+    for records in ([], [ToolCallRecord("other", "tool", ToolCallStatus.SUCCEEDED)]):
+        with pytest.raises(AgentTurnError, match="waits for the results of"):
+            await runner.run_model(
+                request_for(runner, run_state=outcome.run_state, records=records)
+            )
+    with pytest.raises(AgentTurnError, match="version 99"):
+        await runner.run_model(request_for(runner, run_state={**outcome.run_state, "v": 99}))
+    with pytest.raises(AgentTurnError, match="damaged"):
+        await runner.run_model(request_for(runner, run_state={"v": 1}))
+
+
+async def test_model_is_never_called_without_its_results() -> None:
+    def tool() -> str:
+        """Tool."""
+        return "ok"
+
+    world = World([call("tool"), text("x")])
+    runner = AdkAgentRunner(agent_with(world, tool), **READ)
+    outcome = await runner.run_model(request_for(runner))
+    assert isinstance(outcome, ToolCallsRequested)
+    # A call that ADK would not replay, as if its rules had changed.
+    state = outcome.run_state
+    state["events"][1]["author"] = "somebody else"
+    record = ToolCallRecord(outcome.calls[0].call_id, "tool", ToolCallStatus.SUCCEEDED, output="ok")
+    with pytest.raises(AgentTurnError, match="before it has replayed"):
+        await runner.run_model(request_for(runner, run_state=state, records=[record]))
+    assert len(world.requests) == 1
+
+
+async def test_cancelling_a_run_cancels_the_model_call() -> None:
+    cancelled = asyncio.Event()
+
+    class Hanging(ScriptedLlm):
+        async def generate_content_async(self, llm_request: Any, stream: bool = False) -> Any:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+            yield
+
+    runner = AdkAgentRunner(LlmAgent(name="root", model=Hanging()))
+    task = asyncio.create_task(runner.run_model(request_for(runner)))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cancelled.is_set()

@@ -1,0 +1,151 @@
+"""What is refused when a runner is built names the agent, the reason and the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.agents.loop_agent import LoopAgent
+from google.adk.agents.parallel_agent import ParallelAgent
+from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
+from google.adk.agents.sequential_agent import SequentialAgent
+from google.adk.apps.app import App, EventsCompactionConfig
+from google.adk.code_executors.built_in_code_executor import BuiltInCodeExecutor
+from google.adk.code_executors.unsafe_local_code_executor import UnsafeLocalCodeExecutor
+from google.adk.sessions.base_session_service import GetSessionConfig
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.exit_loop_tool import exit_loop
+from google.adk.tools.function_tool import FunctionTool
+from google.adk.tools.long_running_tool import LongRunningFunctionTool
+from google.adk.workflow import Workflow
+
+from dex_agents._effects import ToolEffect, ToolPolicy
+from dex_agents_google_adk import AdkAgentRunner
+
+
+def leaf(name: str = "root", **fields: Any) -> LlmAgent:
+    return LlmAgent(name=name, model="gemini-2.5-flash", **fields)
+
+
+def look(x: str) -> str:
+    """Look."""
+    return x
+
+
+def generate(x: str) -> Any:
+    """Generate."""
+    yield x
+
+
+class Custom(BaseAgent):
+    pass
+
+
+class OwnLoop(LlmAgent):
+    async def _run_async_impl(self, ctx: Any) -> Any:
+        yield None
+
+
+def renamed(name: str) -> FunctionTool:
+    tool = FunctionTool(look)
+    tool.name = name
+    return tool
+
+
+def child() -> LlmAgent:
+    inner = leaf("inner")
+    SequentialAgent(name="parent", sub_agents=[inner])
+    return inner
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (lambda: SequentialAgent(name="s", sub_agents=[leaf()]), "'s' is a SequentialAgent"),
+    (lambda: LoopAgent(name="s", sub_agents=[leaf()]), "'s' is a LoopAgent"),
+    (lambda: ParallelAgent(name="s", sub_agents=[leaf()]), "'s' is a ParallelAgent"),
+    (lambda: Workflow(name="s", edges=[("START", leaf())]), "'s' is a Workflow"),
+    (lambda: Custom(name="s"), "'s' is a Custom"),
+    (lambda: leaf(sub_agents=[leaf("inner")]), "'root' has sub_agents.*AgentTool"),
+    (child, "'inner' is a sub-agent of 'parent'"),
+    (lambda: OwnLoop(name="o", model="m"), "'o' is a OwnLoop with a run loop"),
+    (lambda: leaf(mode="task"), "'root' has mode='task'"),
+    (
+        lambda: leaf(code_executor=UnsafeLocalCodeExecutor()),
+        "UnsafeLocalCodeExecutor.*BuiltInCodeExecutor",
+    ),
+    (
+        lambda: leaf(tools=[AgentTool(leaf("inner", code_executor=UnsafeLocalCodeExecutor()))]),
+        "'inner' has the code executor",
+    ),
+    (lambda: leaf(tools=[LongRunningFunctionTool(look)]), "long-running tool 'look'"),
+    (lambda: leaf(tools=[generate]), "generator tool 'generate'"),
+    (
+        lambda: leaf(tools=[Workflow(name="flow", edges=[("START", leaf("inner"))])]),
+        "'flow'.*function",
+    ),
+    (lambda: leaf(tools=[look, FunctionTool(look)]), "several tools named 'look'"),
+    (lambda: leaf(tools=[renamed("adk_request_confirmation")]), "reserved name"),
+    (
+        lambda: App(
+            name="a",
+            root_agent=leaf(),
+            events_compaction_config=EventsCompactionConfig(compaction_interval=2, overlap_size=1),
+        ),
+        "'a' has an events_compaction_config",
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make,message", REFUSED, ids=[message for _, message in REFUSED])
+def test_refused_agents(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AdkAgentRunner(make())
+
+
+@pytest.mark.parametrize(
+    "arguments,kind,message",
+    [
+        ({"agent": "x"}, TypeError, "must be an ADK agent or App, got str"),
+        ({"tool_policies": []}, TypeError, "must map tool names"),
+        ({"tool_policies": {"look": "read"}}, TypeError, r"\['look'\] must be a ToolPolicy"),
+        (
+            {"tool_policies": {"lok": ToolPolicy(ToolEffect.READ)}},
+            ValueError,
+            "'lok'.*tools are 'exit_loop', 'look'",
+        ),
+        (
+            {"tool_policies": {"exit_loop": ToolPolicy(ToolEffect.READ)}},
+            ValueError,
+            "steers ADK itself",
+        ),
+        ({"default_tool_effect": "read"}, TypeError, "must be a ToolEffect"),
+        ({"run_config": {}}, TypeError, "must be an ADK RunConfig"),
+        ({"run_config": RunConfig(streaming_mode=StreamingMode.BIDI)}, ValueError, "live API"),
+        ({"run_config": RunConfig(support_cfc=True)}, ValueError, "live API"),
+        (
+            {"run_config": RunConfig(get_session_config=GetSessionConfig())},
+            ValueError,
+            "cut the history",
+        ),
+        ({"user_id": ""}, ValueError, "user_id"),
+        ({"user_id": 1}, ValueError, "user_id"),
+        ({"artifact_service": object()}, TypeError, "must be a BaseArtifactService"),
+        ({"memory_service": object()}, TypeError, "must be a BaseMemoryService"),
+        ({"credential_service": object()}, TypeError, "must be a BaseCredentialService"),
+        ({"tools_in_threads": 1}, TypeError, "True or False"),
+        ({"loop_bound_tools": "look"}, TypeError, "not one text"),
+        ({"loop_bound_tools": ["lok"]}, ValueError, "loop_bound_tools names 'lok'"),
+        ({"tool_threads": 0}, ValueError, "positive"),
+    ],
+)
+def test_refused_arguments(arguments: Any, kind: type[Exception], message: str) -> None:
+    agent = arguments.pop("agent", None) or leaf(tools=[look, exit_loop])
+    with pytest.raises(kind, match=message):
+        AdkAgentRunner(agent, **arguments)
+
+
+def test_accepted() -> None:
+    AdkAgentRunner(leaf(code_executor=BuiltInCodeExecutor(), mode="chat"))
+    AdkAgentRunner(App(name="a", root_agent=leaf()), run_config=RunConfig())

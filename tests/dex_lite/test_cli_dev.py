@@ -1,0 +1,121 @@
+"""`dex-lite dev` as a process: ready line, clean stop, and refusals that say who holds what."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from dex.dexpb import dex_pb2_grpc
+from google.protobuf import empty_pb2
+
+DEV = [sys.executable, "-m", "dex_lite", "dev"]
+
+
+@contextlib.contextmanager
+def running(*arguments: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A served engine and the address from its ready line."""
+    process = subprocess.Popen(
+        [*DEV, *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.fullmatch(r"dex-lite ready on (127\.0\.0\.1:\d+), data in (.+)\n", line)
+        if not found:
+            process.kill()
+            pytest.fail(f"no ready line, but {line!r}; {process.communicate()[1]}")
+        yield process, found[1]
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def refused(*arguments: str, folder: Path) -> str:
+    """The one line that a start which cannot work leaves on stderr."""
+    done = subprocess.run(
+        [*DEV, *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("dex-lite: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def is_healthy(address: str) -> bool:
+    with grpc.insecure_channel(address) as channel:
+        stub = dex_pb2_grpc.FlowServiceStub(channel)
+        stub.HealthCheck(empty_pb2.Empty(), timeout=10)
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ready_line_and_clean_stop(tmp_path: Path, number: signal.Signals) -> None:
+    with running("--port", "0", folder=tmp_path) as (process, address):
+        assert is_healthy(address)
+        assert (tmp_path / ".dex-lite" / "dev.db").exists()
+        process.send_signal(number)
+        out, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert out.splitlines()[-1] == "dex-lite stopped"
+    assert errors == ""
+    assert sorted(os.listdir(tmp_path / ".dex-lite")) == ["dev.db", "dev.db.lock"]
+
+
+def test_chosen_file_and_start_after_a_kill(tmp_path: Path) -> None:
+    with running("--port", "0", "--data", "a/b.db", folder=tmp_path) as (process, _):
+        process.kill()
+        process.wait()
+    assert (tmp_path / "a" / "b.db").exists()
+    with running("--port", "0", "--data", "a/b.db", folder=tmp_path) as (_, address):
+        assert is_healthy(address)
+
+
+def test_second_engine_on_the_file_is_told_who_holds_it(tmp_path: Path) -> None:
+    with running("--port", "0", folder=tmp_path) as (process, address):
+        line = refused("--port", "0", folder=tmp_path)
+        assert f"process {process.pid} on {socket.gethostname()}, serving {address}" in line
+        assert "dev.db" in line
+        assert is_healthy(address)
+
+
+def test_second_engine_on_the_port_is_refused(tmp_path: Path) -> None:
+    with running("--port", "0", folder=tmp_path) as (_, address):
+        port = address.rpartition(":")[2]
+        line = refused("--port", port, "--data", "other.db", folder=tmp_path)
+        assert f"{address} is in use" in line
+        assert "another port" in line
+        assert is_healthy(address)
+
+
+def test_unusable_files(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no database")
+    assert "not a dex-lite data file" in refused("--data", "file", folder=tmp_path)
+    assert "file" in refused("--data", "file/a.db", folder=tmp_path)
+    assert (tmp_path / "file").read_text() == "no database"
+
+
+def test_help_lists_the_options() -> None:
+    done = subprocess.run(
+        [*DEV, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
+    )
+    for option in ("--data", "--port", "--host"):
+        assert option in done.stdout
