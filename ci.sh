@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets the workspace up from hashed pins and checks it. "./ci.sh help" lists the commands.
 set -euo pipefail
-cd "$(dirname "$0")"
+cd "$(dirname "${BASH_SOURCE[0]}")"
 
 usage() {
   cat <<'TEXT'
@@ -12,49 +12,90 @@ usage() {
 ./ci.sh long …      set up, then the long chaos and soak tests
 ./ci.sh lint        set up, then lint, format check and types
 ./ci.sh setup       only set up .venv
+./ci.sh help        this text
+
+It needs Python 3.11 or newer with pip and venv; PYTHON=/path/to/python chooses one.
 TEXT
 }
 
+fail() {
+  echo "ci.sh: $*" >&2
+  exit 1
+}
+
+# Prints the interpreter to use: $PYTHON if set, else the first one that is new enough.
 find_python() {
-  local candidate
-  for candidate in "${PYTHON:-}" python3.11 python3 python; do
-    [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 || continue
+  local candidate seen=""
+  if [ -n "${PYTHON:-}" ]; then
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+      fail "PYTHON=$PYTHON is not Python 3.11 or newer"
+    echo "$PYTHON"
+    return
+  fi
+  for candidate in python3.11 python3 python; do
+    command -v "$candidate" >/dev/null 2>&1 || continue
     if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       echo "$candidate"
       return
     fi
+    seen+=" $candidate ($("$candidate" -V 2>&1 || true))"
   done
-  echo "ci.sh needs Python 3.11 or newer with pip and venv; set PYTHON to one" >&2
-  exit 1
+  fail "Python 3.11 or newer is missing; found:${seen:- none}. Install it or set PYTHON to one"
 }
 
+# stage NAME COMMAND…: runs the command between two lines, the second one with its seconds.
 stage() {
   local name=$1 started=$SECONDS
   shift
-  echo "== $name"
-  "$@"
-  echo "== $name: $((SECONDS - started)) s"
+  echo "== $name" >&2
+  if "$@"; then
+    echo "== $name: ok, $((SECONDS - started)) s" >&2
+  else
+    local code=$?
+    echo "== $name: failed, $((SECONDS - started)) s" >&2
+    exit "$code"
+  fi
+}
+
+stamp_of() { # PYTHON FILE…: one hash of the interpreter's version and these files
+  "$1" -c '
+import hashlib, pathlib, sys
+digest = hashlib.sha256(sys.version.encode())
+for name in sys.argv[1:]:
+    digest.update(hashlib.sha256(pathlib.Path(name).read_bytes()).digest())
+print(digest.hexdigest())' "${@:2}"
+}
+
+has_stamp() { # NAME VALUE
+  [ -x .venv/bin/python ] && [ "$(cat ".venv/$1" 2>/dev/null)" = "$2" ]
+}
+
+make_venv() { # PYTHON: a new .venv with exactly what the lock names
+  "$1" -c 'import ensurepip, venv' 2>/dev/null || {
+    echo "ci.sh: $1 has no venv with pip; install it (Debian, Ubuntu: apt install python3-venv)" >&2
+    return 1
+  }
+  rm -rf .venv && "$1" -m venv .venv &&
+    .venv/bin/python -m pip install --quiet --require-hashes -r requirements.lock
+}
+
+install_workspace() {
+  .venv/bin/python -m pip install --quiet --no-deps --no-build-isolation \
+    -e src/dex-lite -e src/dex-agents -e src/dex-agents-google-adk
 }
 
 setup() {
-  local python stamp
+  local python lock workspace
   python=$(find_python)
-  stamp=$("$python" - <<'PY'
-import hashlib, pathlib, sys
-files = ["requirements.lock", *sorted(str(p) for p in pathlib.Path("src").glob("*/pyproject.toml"))]
-digest = hashlib.sha256(sys.version.encode())
-for name in files:
-    digest.update(pathlib.Path(name).read_bytes())
-print(digest.hexdigest())
-PY
-)
-  if [ "$(cat .venv/stamp 2>/dev/null)" != "$stamp" ]; then
-    rm -rf .venv
-    "$python" -m venv .venv
-    .venv/bin/python -m pip install --quiet --require-hashes -r requirements.lock
-    .venv/bin/python -m pip install --quiet --no-deps --no-build-isolation \
-      -e src/dex-lite -e src/dex-agents -e src/dex-agents-google-adk
-    echo "$stamp" > .venv/stamp
+  lock=$(stamp_of "$python" requirements.lock)
+  workspace=$lock-$(stamp_of "$python" src/*/pyproject.toml)
+  if ! has_stamp lock-stamp "$lock"; then
+    stage "install the locked packages" make_venv "$python"
+    echo "$lock" >.venv/lock-stamp
+  fi
+  if ! has_stamp workspace-stamp "$workspace"; then
+    stage "install the workspace" install_workspace
+    echo "$workspace" >.venv/workspace-stamp
   fi
   export PATH="$PWD/.venv/bin:$PATH" PYTHONPATH="$PWD/tests${PYTHONPATH:+:$PYTHONPATH}"
 }
@@ -67,19 +108,35 @@ lint() {
 }
 
 command=${1:-all}
-[ $# -gt 0 ] && shift
+[ $# -eq 0 ] || shift
 case "$command" in
   all)
-    stage "setup" setup
+    [ $# -eq 0 ] || fail "no arguments are taken here; ./ci.sh test … passes them to pytest"
+    setup
     lint
-    stage "tests" python -m pytest -q "$@"
+    stage "tests" python -m pytest -q
     ;;
-  demo) setup && exec dex-agents-demo "$@" ;;
-  bench) setup && exec python tests/bench/run.py "$@" ;;
-  test) setup && exec python -m pytest "$@" ;;
-  long) setup && exec python -m pytest -m long --timeout 3600 "$@" ;;
-  lint) setup && lint ;;
-  setup) stage "setup" setup ;;
+  demo)
+    setup
+    exec dex-agents-demo "$@"
+    ;;
+  bench)
+    setup
+    exec python tests/bench/run.py "$@"
+    ;;
+  test)
+    setup
+    exec python -m pytest "$@"
+    ;;
+  long)
+    setup
+    exec python -m pytest -m long --timeout 3600 "$@"
+    ;;
+  lint)
+    setup
+    lint
+    ;;
+  setup) setup ;;
   help | -h | --help) usage ;;
   *)
     usage >&2

@@ -1,27 +1,46 @@
 """Flows that the engine tests run through the real SDK."""
 
+# mypy: disable-error-code="override"
+# The SDK types handlers as synchronous; it takes coroutines too.
+
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 from dex import (
+    AsyncClient,
     AsyncContext,
+    AsyncWorker,
     Attribute,
+    BlobCacheConfig,
     Channel,
+    ClientOptions,
     Context,
     Flow,
     PersistenceSchema,
+    PullWorkerOptions,
+    Registry,
     RPCResult,
     Step,
     StepDecision,
     StepList,
     Timer,
     Wait,
+    WorkerOptions,
     force_complete,
     go_to,
     graceful_complete,
+    open_blob_cache,
     rpc,
 )
+
+import dex_lite
+from dex_lite._options import EngineOptions
 
 count = Attribute("count", int)
 inbox = Channel("inbox", str)
@@ -74,3 +93,63 @@ class Mailbox(Flow[int]):
     @rpc
     async def read(self, context: Context) -> RPCResult[int]:
         return RPCResult(count.get(context) or 0)
+
+
+class App:
+    """A Registry with its Client, and as many Workers as a test wants, at one engine."""
+
+    def __init__(self, address: str, folder: Path, flows: Sequence[Flow[Any]]) -> None:
+        self.address = address
+        self.registry = Registry(list(flows), allow_async_handlers=True)
+        self._cache = open_blob_cache(BlobCacheConfig(str(folder / "cache"), 1 << 20))
+        self._workers: list[tuple[AsyncWorker, asyncio.Task[None]]] = []
+        self.client = AsyncClient(self.registry, self._cache, ClientOptions(server_address=address))
+
+    async def call(self, method: Any, flow_id: str, input: object = None) -> Any:
+        """Invoke an RPC. The SDK types RPC methods as synchronous; it takes coroutines too."""
+        return await self.client.invoke_rpc(method, flow_id, input)
+
+    async def start_worker(self) -> AsyncWorker:
+        """Start a Worker and wait until the engine knows it."""
+        worker = AsyncWorker(
+            self.registry,
+            self._cache,
+            WorkerOptions(
+                server_address=self.address,
+                pull=PullWorkerOptions(max_concurrent_tasks=16, idle_streams_per_queue=2),
+            ),
+        )
+        self._workers.append((worker, asyncio.create_task(worker.start())))
+        await worker.wait_pull_registered(timeout=30)
+        return worker
+
+    async def stop_workers(self) -> None:
+        """Stop all Workers."""
+        for worker, task in self._workers:
+            await worker.stop()
+            await task
+        self._workers.clear()
+
+    async def close(self) -> None:
+        """Stop everything."""
+        await self.client.close()
+        await self.stop_workers()
+        self._cache.close()
+
+
+@asynccontextmanager
+async def serve(
+    folder: Path,
+    *flows: Flow[Any],
+    options: EngineOptions | None = None,
+    with_worker: bool = True,
+) -> AsyncIterator[App]:
+    """An engine on ``folder/engine.db`` and an App at it."""
+    async with dex_lite.open_engine(folder / "engine.db", options=options) as engine:
+        app = App(engine.address, folder, flows)
+        try:
+            if with_worker:
+                await app.start_worker()
+            yield app
+        finally:
+            await app.close()

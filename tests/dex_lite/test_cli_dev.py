@@ -109,6 +109,12 @@ def test_unusable_files(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "no database"
 
 
+def test_unusable_address(tmp_path: Path) -> None:
+    line = refused("--host", "no.such.host.invalid", folder=tmp_path)
+    assert "no.such.host.invalid:8801" in line
+    assert not (tmp_path / ".dex-lite").exists()
+
+
 def test_help_lists_the_options() -> None:
     done = subprocess.run(
         [*DEV, "--help"],

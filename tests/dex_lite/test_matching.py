@@ -128,7 +128,7 @@ async def test_reserve_follows_the_last_registered_stream(engine: Engine) -> Non
     await first.send(result(task_id))
     await engine.host.next("frame")
     await first.half_close()
-    assert await first.read() is EOF
+    await first.expect_eof()
     await reserve.expect("registered")
     await run(engine, reserve, step())
 
@@ -152,7 +152,7 @@ async def test_streams_of_a_worker_are_bounded(
     assert (await (await worker.open()).end())[0] is grpc.StatusCode.UNAVAILABLE
     await engine.worker("worker-2").open_registered()
     await first.half_close()
-    assert await first.read() is EOF
+    await first.expect_eof()
     await second.expect("registered")
     third = await worker.open(queue=worker.id)
     await third.expect("registered")
@@ -235,26 +235,29 @@ async def test_last_attempt_avoids_a_stream_that_may_be_retiring(engine: Engine)
     await engine.host.next("frame")
 
 
-async def test_last_attempt_prefers_a_reserve_to_one_of_several_idle_streams() -> None:
-    async with serve() as engine:
-        worker = engine.worker()
-        first = await worker.open_registered()
-        second = await worker.open()
-        engine.matcher.offer(step("one"))
-        engine.matcher.offer(step("two"))
-        one = await first.expect_task()
-        await second.expect("registered")
-        two = await second.expect_task()
-        await first.send(result(one))
-        await second.send(result(two))
-        for _ in range(2):
-            await engine.host.next("frame")
-        reserve = await worker.open()
-        await engine.matcher.streams(3)
-        engine.matcher.offer(step("three", is_last_attempt=True))
-        await reserve.expect("registered")
-        await reserve.expect_task()
-        await reserve.expect("ping")
+async def test_last_attempt_under_load_prefers_a_reserve(engine: Engine) -> None:
+    worker = engine.worker()
+    streams = [await worker.open_registered()]
+    for count in (2, 3, 4):
+        streams.append(await worker.open())
+        await engine.matcher.streams(count)
+    task_ids = []
+    for number, stream in enumerate(streams):
+        engine.matcher.offer(step())
+        if number:
+            await stream.expect("registered")
+        task_ids.append(await stream.expect_task())
+    # Two are idle and two run: the SDK may be about to retire an idle one.
+    for stream, task_id in zip(streams[:2], task_ids[:2], strict=True):
+        await stream.send(result(task_id))
+        await engine.host.next("frame")
+    reserve = await worker.open()
+    await engine.matcher.streams(5)
+    await run(engine, streams[0], step("any"))
+    engine.matcher.offer(step("last", is_last_attempt=True))
+    await reserve.expect("registered")
+    await reserve.expect_task()
+    await reserve.expect("ping")
 
 
 async def test_task_that_is_not_wanted_frees_the_stream(engine: Engine) -> None:
@@ -446,9 +449,9 @@ async def test_refusal_storm_does_not_spin(engine: Engine) -> None:
     engine.matcher.offer(task)
     loop = asyncio.get_running_loop()
     started = loop.time()
-    for _ in range(8):
+    for _ in range(9):
         await stream.send(reject(await stream.expect_task(), NO_CAPACITY))
-    # 2, 4, 8, … 128 ms of rest between them.
+    # The first is offered again at once, then after 2, 4, 8, … 128 ms.
     assert loop.time() - started > 0.2
     await stream.send(result(await stream.expect_task()))
     assert (await engine.host.next("frame")).task is task
@@ -469,7 +472,7 @@ async def test_farewell_of_a_retiring_stream_is_no_limit(engine: Engine) -> None
     await engine.host.next("unstarted")
     engine.matcher.offer(task)
     await second.half_close()
-    assert await second.read() is EOF
+    await second.expect_eof()
     await third.expect("registered")
     await third.send(result(await third.expect_task()))
     assert (await engine.host.next("frame")).task is task
@@ -484,7 +487,7 @@ async def test_clean_half_close_without_a_frame_gives_the_task_back(engine: Engi
     await stream.expect_task()
     await stream.half_close()
     assert (await engine.host.next("unstarted")).detail is Unstarted.HALF_CLOSED
-    assert await stream.read() is EOF
+    await stream.expect_eof()
     assert (await stream.end())[0] is grpc.StatusCode.OK
 
 
@@ -497,7 +500,7 @@ async def test_clean_half_close_after_evidence_is_a_loss(engine: Engine, evidenc
     await stream.send(heartbeat(task_id) if evidence == "frame" else PONG)
     await stream.half_close()
     await engine.host.next("lost")
-    assert await stream.read() is EOF
+    await stream.expect_eof()
 
 
 async def test_only_last_attempts_are_followed_by_a_ping(engine: Engine) -> None:
@@ -553,7 +556,7 @@ async def test_stream_that_ends_before_the_send_is_replaced_silently(engine: Eng
     engine.matcher.offer(task)
     slot = (await engine.host.next("begin")).slot
     await first.half_close()
-    assert await first.read() is EOF
+    await first.expect_eof()
     slot.send(message(task))
     await reserve.expect("registered")
     assert await reserve.expect_task() == slot.token
@@ -573,7 +576,7 @@ async def test_task_to_be_sent_waits_for_the_next_stream(engine: Engine) -> None
     await engine.host.next("begin")
     slot = (await engine.host.next("begin")).slot
     await own.half_close()
-    assert await own.read() is EOF
+    await own.expect_eof()
     slot.send(message(task))
     late = await worker.open()
     await late.expect("registered")
@@ -587,7 +590,7 @@ async def test_task_to_be_sent_is_given_back_when_no_stream_comes(engine: Engine
     engine.matcher.offer(task)
     slot = (await engine.host.next("begin")).slot
     await stream.half_close()
-    assert await stream.read() is EOF
+    await stream.expect_eof()
     slot.send(message(task))
     assert engine.host.count("unstarted") == 0  # not from inside the engine's call
     assert (await engine.host.next("unstarted")).detail is Unstarted.NOT_DELIVERED
@@ -604,7 +607,7 @@ async def test_released_while_it_waits_for_a_stream(engine: Engine) -> None:
     await engine.host.next("begin")
     slot = (await engine.host.next("begin")).slot
     await own.half_close()
-    assert await own.read() is EOF
+    await own.expect_eof()
     slot.send(message(step()))
     slot.release()
     assert engine.matcher._workers["worker-1"].load.in_flight == 1
@@ -639,8 +642,9 @@ async def test_silent_busy_stream_is_broken(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = await engine.worker().open_registered()
-    engine.matcher.offer(step())
+    engine.matcher.offer(step(is_last_attempt=True))
     await stream.expect_task()
+    await stream.expect("ping")
     engine.matcher._sweep()
     assert engine.host.count("lost") == 0
     monkeypatch.setattr(_worker_stream, "BUSY_SILENCE_S", -1.0)

@@ -155,6 +155,11 @@ class FakeStream:
     async def expect_task(self) -> str:
         return str((await self.expect("task")).task_id)
 
+    async def expect_eof(self) -> None:
+        """Read to the end; as the SDK does while it retires a stream, whatever comes is dropped."""
+        while await self.read() is not EOF:
+            pass
+
     async def half_close(self) -> None:
         await self.call.done_writing()
 

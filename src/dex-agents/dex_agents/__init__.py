@@ -1,4 +1,4 @@
-"""Durable agent sessions on Dex: the contract of an agent framework's adapter, the session Flow, and its client."""
+"""Durable agent sessions on Dex: an adapter's contract, the session Flow, and its client."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from dex_agents._errors import (
     SessionClosedError,
     SessionError,
     SessionNotFoundError,
+    SessionUnavailableError,
     ToolExecutionError,
     ToolNotStartedError,
     TurnWaitTimeoutError,
@@ -83,6 +84,7 @@ __all__ = [
     "SessionClosedError",
     "SessionError",
     "SessionNotFoundError",
+    "SessionUnavailableError",
     "TokenUsage",
     "ToolCallRecord",
     "ToolCallStatus",

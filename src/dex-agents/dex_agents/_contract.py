@@ -1,10 +1,12 @@
 """The contract between the session Flow and an agent framework's adapter.
 
-The Flow owns durability: which Step runs what, what is stored, what is retried. A runner owns the framework:
-it turns stored items into a model call and a tool call into a result. A runner keeps nothing between two
-calls; everything it needs comes with the request and everything that must last goes back in the outcome.
+The Flow owns durability: which Step runs what, what is stored, what is retried. A runner owns the
+framework: it turns stored items into a model call and a tool call into a result. A runner keeps
+nothing between two calls; everything it needs comes with the request and everything that must last
+goes back in the outcome.
 
-``Json`` values are what :func:`json.dumps` accepts with ``allow_nan=False``; key order is kept in storage.
+``Json`` values are what :func:`json.dumps` accepts with ``allow_nan=False``; key order is kept in
+storage.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class AgentMessage:
 
     Attributes:
         role: Whom the message shows as.
-        framework_item: The framework's own item as JSON; the only input from which history is rebuilt.
+        framework_item: The framework's own item as JSON; the only input from which history is
+            rebuilt.
         text: Display text, empty when there is none.
         tool_name: Set only if the item holds exactly one call or one response.
         tool_call_id: Set with ``tool_name``.
@@ -69,7 +72,10 @@ class TokenUsage:
 
 @dataclass(frozen=True)
 class ModelCallMetadata:
-    """What a ``RunModel`` attempt learned about its model call, for tracing. ``None`` means not known."""
+    """What a ``RunModel`` attempt learned about its model call, for tracing.
+
+    ``None`` means not known.
+    """
 
     request_model: str | None = None
     response_model: str | None = None
@@ -112,8 +118,8 @@ class ToolCallsRequested:
     Attributes:
         calls: At least one call, in the model's order.
         run_state: What the next ``RunModel`` of the turn needs; stored, handed back as it is.
-        tool_context: What every tool Step of this response needs, such as session state; stored once
-            per response, handed back in :class:`DeferredToolExecution`.
+        tool_context: What every tool Step of this response needs, such as session state; stored
+            once per response, handed back in :class:`DeferredToolExecution`.
     """
 
     calls: Sequence[RequestedToolCall]
@@ -125,7 +131,7 @@ class ToolCallsRequested:
 
 @dataclass(frozen=True)
 class ContinueTurn:
-    """Outcome: this attempt's model call is used up; run the model again at once with this run state."""
+    """Outcome: this attempt's model call is used up; run the model again with this run state."""
 
     run_state: Json
     usage: TokenUsage = TokenUsage()
@@ -165,8 +171,8 @@ class ToolCallRecord:
 
     Attributes:
         output: JSON result of a ``succeeded`` call, exactly as the tool gave it.
-        error: Failure text of a ``failed`` call (with the not-run prefix when the tool never ran) or the
-            cause of an unknown outcome.
+        error: Failure text of a ``failed`` call (with the not-run prefix when the tool never ran)
+            or the cause of an unknown outcome.
         rejection_message: What the model reads for a ``rejected`` call.
         framework_data: The runner's own data from :class:`ToolExecutionResult`.
         not_run: True when the tool provably never ran.
@@ -185,7 +191,10 @@ class ToolCallRecord:
 
 
 class AgentEventWriter(Protocol):
-    """Where a runner sends live events. Never blocks, never fails, never decides anything durable."""
+    """Where a runner sends live events, from any thread.
+
+    Never blocks, never fails, never decides anything durable.
+    """
 
     def emit(self, event_type: str, **fields: Json) -> None:
         """Send one event; the session adds turn, Step execution and attempt.
@@ -203,12 +212,15 @@ class RunModelRequest:
     Attributes:
         session_id: Flow ID, also the framework's session id.
         turn_id: Id of the open turn, unique in the session.
-        step_execution_id: Id of this ``RunModel`` execution, equal for all its attempts, unique in the
-            session; a good prefix for deterministic ids.
+        step_execution_id: Id of this ``RunModel`` execution, equal for all its attempts, unique in
+            the session; a good prefix for deterministic ids.
         attempt: 1 for the first attempt.
-        history: Messages of finished turns, oldest first.
-        user_message: ``framework_item`` of the turn's user message, as :meth:`build_user_message` made it.
-        run_state: ``None`` in the first ``RunModel`` of a turn, else the run state of the outcome before.
+        history: Messages of finished turns, oldest first. Other attempts and sessions read the
+            same objects: do not change them.
+        user_message: ``framework_item`` of the turn's user message, as :meth:`build_user_message`
+            made it.
+        run_state: ``None`` in the first ``RunModel`` of a turn, else the run state of the outcome
+            before.
         records: Records of the calls of the outcome before, in the model's order; else empty.
         model_calls_so_far: Model calls of earlier ``RunModel`` Steps of this turn.
         events: Live events.
@@ -231,8 +243,8 @@ class DeferredToolExecution:
     """What one attempt of a tool Step gets.
 
     Attributes:
-        idempotency_key: ``<session id>/<turn id>/<call id>``, equal for all attempts; a later call of the
-            same turn that reuses the call id has ``#2``, ``#3`` … behind it.
+        idempotency_key: ``<session id>/<turn id>/<call id>``, equal for all attempts; a later call
+            of the same turn that reuses the call id has ``#2``, ``#3`` … behind it.
         tool_context: From :class:`ToolCallsRequested`.
         framework_data: From :class:`RequestedToolCall`.
     """
@@ -275,7 +287,8 @@ class AgentFrameworkRunner(Protocol):
 
         Raises:
             AgentTurnError: The turn cannot go on; it fails at once, without retry.
-            ModelCallError: The call failed in a way that may pass; retried, honouring ``retry_after_s``.
+            ModelCallError: The call failed in a way that may pass; retried, honouring
+                ``retry_after_s``.
             Exception: Anything else also fails the attempt and is retried by the session's policy.
         """
 

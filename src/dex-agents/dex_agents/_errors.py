@@ -1,9 +1,9 @@
-"""Every error that the core raises, and the two texts the model reads for calls without a result."""
+"""Every error that the core raises, and what the model reads for calls without a result."""
 
 from __future__ import annotations
 
 TOOL_CALL_NOT_RUN_ERROR_PREFIX = "The tool did not run"
-"""Starts the error text of a call whose tool provably never ran, so that the model may call it again."""
+"""Starts the error text of a call whose tool provably never ran; the model may call it again."""
 
 OUTCOME_UNKNOWN_TOOL_RESULT = (
     "The outcome of this tool call is unknown: it may or may not have taken effect. "
@@ -17,7 +17,7 @@ class AgentError(Exception):
 
 
 class ToolExecutionError(AgentError):
-    """A tool raises this to report a failure that the model should see; the call is not repeated."""
+    """A tool raises this for a failure that the model should see; the call is not repeated."""
 
 
 class ToolNotStartedError(AgentError):
@@ -57,8 +57,12 @@ class SessionClosedError(SessionError):
     """The session has ended and takes no more commands."""
 
 
+class SessionUnavailableError(SessionError):
+    """No Worker or no engine answered in time; the command may have been taken, or not."""
+
+
 class InterruptError(SessionError):
-    """An answer does not fit a pending interrupt: unknown, already answered, expired or mismatched."""
+    """An answer fits no pending interrupt: unknown, already answered, expired or mismatched."""
 
 
 class InvalidInputError(SessionError, ValueError):

@@ -1,4 +1,4 @@
-"""Places at which a test kills the process. Without ``DEX_AGENTS_FAILPOINTS`` they cost one comparison."""
+"""Places at which a test kills the process; one comparison each where no test asks for it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _ARMED: dict[str, str] = dict(
 def reach(name: str) -> None:
     """Pass the named place.
 
-    ``name=kill`` in ``DEX_AGENTS_FAILPOINTS`` makes the first process that gets here SIGKILL itself; a marker file in
-    ``DEX_AGENTS_FAILPOINT_DIR`` keeps it from happening again.
+    ``name=kill`` in ``DEX_AGENTS_FAILPOINTS`` makes the first process that gets here SIGKILL
+    itself; a marker file in ``DEX_AGENTS_FAILPOINT_DIR`` keeps it from happening again.
     """
     if _ARMED and _ARMED.get(name) == "kill":
         _kill_once(name)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
 import logging
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from types import FrameType
+from typing import Any, TypeVar
 
 from dex import PullWorkerOptions, WorkerOptions
 
 _LOGGER = logging.getLogger("dex_agents")
+_T = TypeVar("_T")
 _FIRST_RESTART_S = 0.5
 _LONGEST_RESTART_S = 30.0
 _HEALTHY_AFTER_S = 30.0
-_STOP_WITHIN_S = 40.0
+_STOP_WITHIN_S = 40.0  # the SDK drains for 30 s
+_LOOK_EVERY_S = 0.1
 
 
 def agent_worker_options(
@@ -28,58 +33,85 @@ def agent_worker_options(
     idle_streams_per_queue: int = 4,
     app_worker_id: str | None = None,
 ) -> WorkerOptions:
-    """Worker options for agents.
+    """Options of a pull Worker that serves agents.
 
-    The SDK's own default runs one Step at a time on two cores, since it keeps one slot free for RPCs; a model call that
-    takes a minute would then hold up every other session. Agents mostly wait, so many Steps fit in one process.
+    The SDK takes as many tasks as there are cores and keeps one slot free for RPCs: on two cores
+    one Step at a time, and a model call of a minute holds up every other session. Agents mostly
+    wait, so 64 slots (63 for Steps) fit in one process. Four idle streams let a response with
+    several tool calls start them together; many more cost a lone turn CPU, because the SDK goes
+    through all of them at the start and end of every task.
 
     Args:
         server_address: ``host:port`` of dex-lite or a Dex Server.
-        max_concurrent_tasks: Steps and RPCs at once; at least the largest number of calls in one model response, and
-            one more.
+        max_concurrent_tasks: Steps and RPCs at once. Leave room for the largest number of tool
+            calls in one model response, and one more.
         idle_streams_per_queue: Streams kept open for the next tasks.
-        app_worker_id: Unique name of the process; made up if ``None``.
+        app_worker_id: Name of the process, new at every start; made up if ``None``.
+
+    Raises:
+        ValueError: A number is negative or the name is not a valid one.
     """
-    pull = PullWorkerOptions(
-        max_concurrent_tasks=max_concurrent_tasks, idle_streams_per_queue=idle_streams_per_queue
-    )
-    if app_worker_id is not None:
-        pull = PullWorkerOptions(
+    return WorkerOptions(
+        server_address=server_address,
+        pull=PullWorkerOptions(
             max_concurrent_tasks=max_concurrent_tasks,
             idle_streams_per_queue=idle_streams_per_queue,
-            app_worker_id=app_worker_id,
-        )
-    return WorkerOptions(server_address=server_address, pull=pull)
+            app_worker_id=app_worker_id or "",
+        ),
+    )
+
+
+def run_with_uvloop(work: Coroutine[Any, Any, _T]) -> _T:
+    """``asyncio.run``, on uvloop where it is installed: a Worker's loop is most of its work."""
+    if importlib.util.find_spec("uvloop") is None:
+        return asyncio.run(work)
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
 
 
 def run_agent_workers(
-    flows: str, *, server_address: str, processes: int = 1, cache_dir: str | None = None
+    flows: str,
+    *,
+    server_address: str,
+    processes: int = 1,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> int:
-    """Serve Flows from several processes until SIGTERM or SIGINT; then let running Steps end.
+    """Serve Flows until SIGTERM or SIGINT, then let running Steps end.
 
-    One Python process does about one core's work; a process that dies is started again. Call it from the main thread.
+    For the ``__main__`` of a program, in its main thread. One Python process does about one core's
+    work, so Steps run in child processes, also if there is only one. A child that dies is started
+    again, later each time it dies young. A second signal ends the children at once. Progress goes
+    to the logger ``dex_agents``, and to stderr unless the program has set up logging itself.
 
     Args:
-        flows: ``"module:function"``; the function returns a Flow or a list of Flows and is called in each process.
+        flows: ``"module:function"``. Every child calls the function, which returns a Flow or a
+            list of Flows.
         server_address: ``host:port`` of dex-lite or a Dex Server.
         processes: How many.
-        cache_dir: Folder for the SDK's blob caches; default ``.dex-cache`` in the working folder.
+        cache_dir: Folder for the SDK's caches; ``.dex-cache`` in the working folder if ``None``.
 
     Returns:
-        The exit code for the program: 0 after a stop that was asked for.
+        The program's exit code: 0 if all Steps could end, 1 if children had to be killed.
 
     Raises:
         ValueError: An argument is wrong.
     """
-    if ":" not in flows:
+    module, _, function = flows.partition(":")
+    if not module or not function:
         raise ValueError(f"flows must look like 'module:function', got {flows!r}")
     if processes < 1:
         raise ValueError(f"processes must be at least 1, got {processes}")
-    return _Supervisor(flows, server_address, processes, cache_dir or ".dex-cache").run()
+    logging.basicConfig(
+        level=os.environ.get("DEX_AGENTS_LOG_LEVEL", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    return _Supervisor(flows, server_address, processes, Path(cache_dir or ".dex-cache")).run()
 
 
-class _Child:
-    """One place for a process; refilled when it dies."""
+class _Place:
+    """One process of the wanted number; filled again when it dies."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -88,81 +120,105 @@ class _Child:
         self.start_at = 0.0
         self.delay_s = _FIRST_RESTART_S
 
+    def schedule_restart(self, now: float) -> float:
+        """Empty the place; how long it stays so."""
+        if self.process is not None and now - self.started_at >= _HEALTHY_AFTER_S:
+            self.delay_s = _FIRST_RESTART_S
+        delay_s = self.delay_s
+        self.process = None
+        self.start_at = now + delay_s
+        self.delay_s = min(delay_s * 2, _LONGEST_RESTART_S)
+        return delay_s
+
 
 class _Supervisor:
-    def __init__(self, flows: str, server_address: str, processes: int, cache_dir: str) -> None:
+    def __init__(self, flows: str, server_address: str, processes: int, cache_dir: Path) -> None:
         self._flows = flows
         self._server_address = server_address
         self._cache_dir = cache_dir
-        self._children = [_Child(number) for number in range(1, processes + 1)]
-        self._stop = threading.Event()
+        self._places = [_Place(number) for number in range(1, processes + 1)]
+        # A plain int: a handler that takes the lock of an Event can meet the main thread inside.
+        self._signals = 0
 
     def run(self) -> int:
         before = {s: signal.signal(s, self._signalled) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
-            while not self._stop.is_set():
-                for child in self._children:
-                    self._look_after(child)
-                self._stop.wait(0.1)
-            return self._stop_children()
+            try:
+                while not self._signals:
+                    for place in self._places:
+                        self._look_after(place)
+                    time.sleep(_LOOK_EVERY_S)
+            finally:
+                is_clean = self._stop_all()
+            return 0 if is_clean else 1
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        self._stop.set()
+        self._signals += 1
 
-    def _look_after(self, child: _Child) -> None:
+    def _look_after(self, place: _Place) -> None:
         now = time.monotonic()
-        if child.process is None:
-            if now >= child.start_at:
-                self._start(child)
-            return
-        code = child.process.poll()
-        if code is None:
-            return
-        if now - child.started_at >= _HEALTHY_AFTER_S:
-            child.delay_s = _FIRST_RESTART_S
-        _LOGGER.warning(
-            "Worker process %d ended with code %d, another one starts in %.1f s",
-            child.process.pid,
-            code,
-            child.delay_s,
-        )
-        child.process = None
-        child.start_at = now + child.delay_s
-        child.delay_s = min(child.delay_s * 2, _LONGEST_RESTART_S)
+        process = place.process
+        if process is None:
+            if now >= place.start_at:
+                self._start(place, now)
+        elif (code := process.poll()) is not None:
+            _close_stdin(process)
+            delay_s = place.schedule_restart(now)
+            _LOGGER.warning(
+                "Worker process %d ended with code %d, a new one starts in %.1f s",
+                process.pid,
+                code,
+                delay_s,
+            )
 
-    def _start(self, child: _Child) -> None:
-        cache = Path(self._cache_dir) / f"worker-{child.number}"
-        child.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "dex_agents._worker_main",
-                self._flows,
-                self._server_address,
-                str(cache),
-            ],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            start_new_session=True,
-        )
-        child.started_at = time.monotonic()
-        _LOGGER.info("Worker process %d starts", child.process.pid)
+    def _start(self, place: _Place, now: float) -> None:
+        command = [sys.executable, "-m", "dex_agents._worker_main", "--stop-with-stdin"]
+        command += [self._flows, self._server_address]
+        command.append(str(self._cache_dir / f"worker-{place.number}"))
+        try:
+            place.process = subprocess.Popen(
+                command,
+                # Nothing is ever written: its end tells the child that this process is gone.
+                stdin=subprocess.PIPE,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
+                },
+                # Ctrl-C reaches this process only, which passes one SIGTERM on.
+                start_new_session=True,
+            )
+        except OSError as error:
+            delay_s = place.schedule_restart(now)
+            _LOGGER.warning("No Worker process: %s; next try in %.1f s", error, delay_s)
+            return
+        place.started_at = now
+        _LOGGER.info("Worker process %d of place %d starts", place.process.pid, place.number)
 
-    def _stop_children(self) -> int:
-        running = [child.process for child in self._children if child.process is not None]
+    def _stop_all(self) -> bool:
+        running = [place.process for place in self._places if place.process is not None]
+        _LOGGER.info("Stopping %d Worker process(es)", len(running))
         for process in running:
-            if process.poll() is None:
-                process.terminate()
+            process.terminate()
+        signals = self._signals
         deadline = time.monotonic() + _STOP_WITHIN_S
+        while any(process.poll() is None for process in running):
+            if time.monotonic() > deadline or self._signals > signals:
+                break
+            time.sleep(_LOOK_EVERY_S)
         is_clean = True
         for process in running:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                _LOGGER.warning("Worker process %d did not stop in time, killed", process.pid)
+            if process.poll() is None:
+                _LOGGER.warning("Worker process %d still runs and is killed", process.pid)
                 process.kill()
                 process.wait()
                 is_clean = False
-        return 0 if is_clean else 1
+            _close_stdin(process)
+        return is_clean
+
+
+def _close_stdin(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()

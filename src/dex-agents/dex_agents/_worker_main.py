@@ -1,22 +1,21 @@
-"""One Worker process: ``python -m dex_agents._worker_main MODULE:FUNCTION SERVER CACHE_DIR [DATA_DIR]``."""
+"""One Worker process: ``python -m dex_agents._worker_main MODULE:FUNCTION SERVER CACHE_DIR``."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib
-import importlib.util
 import inspect
 import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 from dex import AsyncWorker, BlobCacheConfig, Flow, Registry, open_blob_cache
 
-from dex_agents._worker import agent_worker_options
+from dex_agents._worker import agent_worker_options, run_with_uvloop
 
 READY_LINE = "dex-agents worker ready"
 _CACHE_BYTES = 64 * 1024 * 1024
@@ -24,58 +23,105 @@ _READY_WITHIN_S = 30
 
 
 def build_flows(name: str, data_dir: Path | None) -> list[Flow[Any]]:
-    """Call ``module:function``; a function with a parameter gets the data folder."""
+    """Call ``module:function``; a function that takes an argument gets the data folder.
+
+    Raises:
+        ValueError: The name is not of that form, there is no such function, or no folder for it.
+    """
     module_name, _, function_name = name.partition(":")
-    function = getattr(importlib.import_module(module_name), function_name)
-    built = function(data_dir) if inspect.signature(function).parameters else function()
+    if not module_name or not function_name:
+        raise ValueError(f"flows must look like 'module:function', got {name!r}")
+    function = getattr(importlib.import_module(module_name), function_name, None)
+    if not callable(function):
+        raise ValueError(f"module {module_name!r} has no function {function_name!r}")
+    positional = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if data_dir is not None and positional:
+        built = function(data_dir)
+    elif any(parameter.default is parameter.empty for parameter in positional):
+        raise ValueError(f"{name} wants a data folder, and this Worker was started without one")
+    else:
+        built = function()
     return list(built) if isinstance(built, list | tuple) else [built]
 
 
-async def serve(flows: list[Flow[Any]], server_address: str, cache_dir: Path) -> None:
-    """Serve until SIGTERM or SIGINT, then let running Steps end."""
-    cache_dir.mkdir(parents=True, exist_ok=True)
+async def serve(
+    flows: list[Flow[Any]], server_address: str, cache_dir: Path, *, stop_with_stdin: bool = False
+) -> None:
+    """Serve until SIGTERM or SIGINT, then let running Steps end.
+
+    Args:
+        stop_with_stdin: Stop also when stdin ends, which it does when the parent is gone.
+    """
+    stopping = _stop_event(stop_with_stdin)
     cache = open_blob_cache(BlobCacheConfig(str(cache_dir), _CACHE_BYTES))
     registry = Registry(flows, allow_async_handlers=True)
     worker = AsyncWorker(registry, cache, agent_worker_options(server_address))
+    serving = asyncio.create_task(worker.start())
+    registered = asyncio.create_task(worker.wait_pull_registered(timeout=_READY_WITHIN_S))
+    stopped = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({serving, registered, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if registered.done() and not stopped.done():
+            registered.result()
+            print(f"{READY_LINE} {os.getpid()}", flush=True)
+            await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+            return
+        if registered.done():
+            await worker.stop()
+            await serving
+    finally:
+        for task in (serving, registered, stopped):
+            task.cancel()
+        await asyncio.gather(serving, registered, stopped, return_exceptions=True)
+        await worker.close()
+        cache.close()
+
+
+def _stop_event(stop_with_stdin: bool) -> asyncio.Event:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    serving = asyncio.create_task(worker.start())
-    stop_wait = asyncio.create_task(stopping.wait())
-    ready = asyncio.create_task(worker.wait_pull_registered(timeout=_READY_WITHIN_S))
-    done, _ = await asyncio.wait({serving, ready, stop_wait}, return_when=asyncio.FIRST_COMPLETED)
-    if ready in done:
-        ready.result()
-        print(f"{READY_LINE} {os.getpid()}", flush=True)
-        await asyncio.wait({serving, stop_wait}, return_when=asyncio.FIRST_COMPLETED)
-    ready.cancel()
-    stop_wait.cancel()
-    if not serving.done():
-        await worker.stop()
-    await serving
+    if stop_with_stdin:
+        stdin = sys.stdin.fileno()
 
+        def drop_input() -> None:
+            if not os.read(stdin, 4096):
+                loop.remove_reader(stdin)
+                stopping.set()
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run on uvloop where it is installed: a Worker's loop is most of its work."""
-    if importlib.util.find_spec("uvloop") is None:
-        asyncio.run(work)
-        return
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(work)
+        loop.add_reader(stdin, drop_input)
+    return stopping
 
 
 def main() -> None:
     """Entry of the process."""
+    parser = argparse.ArgumentParser(prog="python -m dex_agents._worker_main")
+    parser.add_argument("flows", help="module:function")
+    parser.add_argument("server", help="host:port")
+    parser.add_argument("cache_dir", type=Path)
+    parser.add_argument("data_dir", type=Path, nargs="?")
+    parser.add_argument("--stop-with-stdin", action="store_true", help="stop when stdin ends")
+    given = parser.parse_args()
     logging.basicConfig(
         level=os.environ.get("DEX_AGENTS_LOG_LEVEL", "WARNING"),
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
-    name, server_address, cache_dir, *rest = sys.argv[1:]
-    flows = build_flows(name, Path(rest[0]) if rest else None)
-    run(serve(flows, server_address, Path(cache_dir)))
+    given.cache_dir.mkdir(parents=True, exist_ok=True)
+    run_with_uvloop(
+        serve(
+            build_flows(given.flows, given.data_dir),
+            given.server,
+            given.cache_dir,
+            stop_with_stdin=given.stop_with_stdin,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from dex_lite._address import check_address
 from dex_lite._errors import DexLiteError
 
 DEFAULT_DATA_FILE = Path(".dex-lite/dev.db")
@@ -47,6 +48,7 @@ async def _serve(data: Path, host: str, port: int) -> None:
     # Here, so that `--help` does not wait for grpc.
     from dex_lite import open_engine
 
+    check_address(host, port)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -91,6 +91,16 @@ class PortInUseError(DexLiteError):
         self.port = port
 
 
+class AddressError(DexLiteError):
+    """The address to serve on cannot be used."""
+
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        super().__init__(f"cannot serve on {host}:{port}: {reason}. Choose another host or port.")
+        self.host = host
+        self.port = port
+        self.reason = reason
+
+
 class EngineStoppedError(DexLiteError):
     """The engine was used after it stopped."""
 

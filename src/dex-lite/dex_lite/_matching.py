@@ -191,14 +191,16 @@ class Matcher:
         self.free(stream)
         return stream
 
-    def free(self, stream: WorkerStream) -> None:
-        """The stream can take a task."""
+    def free(self, stream: WorkerStream, is_first: bool = False) -> None:
+        """The stream can take a task; as the first of its Worker, or as the last."""
         if stream.is_ended or self._is_draining:
             return
         self._sequence += 1
-        stream.free_since = self._sequence
-        queue = stream.worker.queues[stream.queue]
-        queue.free(stream.is_registered)[stream] = None
+        stream.free_since = -self._sequence if is_first else self._sequence
+        streams = stream.worker.queues[stream.queue].free(stream.is_registered)
+        streams[stream] = None
+        if is_first:
+            streams.move_to_end(stream, last=False)
         worker = stream.worker
         if worker.parked:
             for slot in worker.parked:
@@ -228,7 +230,7 @@ class Matcher:
     def task_ended(self, slot: Slot, state: SlotState) -> None:
         """The slot's task no longer occupies the Worker."""
         worker = slot.stream.worker
-        worker.load.end()
+        worker.load.end(slot.ticket)
         if state is not SlotState.LENT:
             worker.queues[slot.stream.queue].busy -= 1
             if state is SlotState.SENT:
@@ -243,15 +245,19 @@ class Matcher:
         """
         stream = slot.stream
         load = stream.worker.load
-        is_step = slot.task.kind != "rpc"
-        if is_step and load.in_flight:
-            stream.limit_before_refusal = load.step_refused()
+        if slot.ticket.is_step and load.in_flight:
+            stream.limit_before_refusal = load.step_refused(slot.ticket)
             stream.refused_step_at = asyncio.get_running_loop().time()
             self.free(stream)
             return
-        # Nothing of the Worker's ends soon that could be waited for, or an RPC found every slot
-        # taken.
-        rest_s = _FIRST_REST_S * (1 << min(stream.refusals, _MAX_REST_DOUBLINGS))
+        # Nothing of the Worker's could be waited for, or an RPC found every slot taken. Mostly the
+        # Worker has sent a final frame and is not yet done with that task: by the time the same
+        # stream gets another one it will be. After that, less and less often.
+        if not stream.refusals:
+            stream.refusals = 1
+            self.free(stream, is_first=True)
+            return
+        rest_s = _FIRST_REST_S * (1 << min(stream.refusals - 1, _MAX_REST_DOUBLINGS))
         stream.refusals += 1
         stream.worker.resting[stream] = asyncio.get_running_loop().call_later(
             rest_s, self._end_rest, stream
@@ -382,8 +388,7 @@ class Matcher:
         workers = self._by_flow_type[task.flow_type]
         if len(workers) > 1:
             workers[worker.id] = workers.pop(worker.id)
-        is_probe = worker.load.begin(task.kind != "rpc")
-        slot = stream.lend(task, is_probe)
+        slot = stream.lend(task, worker.load.begin(task.kind != "rpc"))
         if not self.host.begin(task, slot):
             slot.release()
 

@@ -75,7 +75,11 @@ class RpcTask(Task):
             self._fail(
                 worker_failure(
                     f"the task of RPC {request.rpc_name} has {len(data)} bytes, a Worker takes at most "
-                    f"{limit}; load less"
+                    f"{limit}; load less",
+                    # The word that a Step's failure route gets too, so that a caller can load less.
+                    worker_error=pb.WorkerErrorResponse(
+                        error_type="TASK_TOO_LARGE", detail="load less"
+                    ),
                 )
             )
             return False

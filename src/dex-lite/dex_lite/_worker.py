@@ -46,15 +46,21 @@ class Worker:
         return task.kind == "rpc" or self.load.takes_steps()
 
     def choose(self, task: Task) -> WorkerStream | None:
-        """A free stream; a reserve only if no other is free, or to make sure of a last attempt."""
+        """A free stream; a reserve if no other is free, or to make sure of a last attempt."""
         idle = self.find(task.flow_type, True)
-        if idle is not None:
-            queue = self.queues[idle.queue]
-            if not task.is_last_attempt or queue.registered - queue.busy <= 1:
-                return idle
-        # The SDK may be retiring an idle stream that is not the only one of its queue, and drop
-        # the task unread. It never retires a reserve.
+        if idle is not None and not (task.is_last_attempt and self._may_retire(idle)):
+            return idle
         return self.find(task.flow_type, False) or idle
+
+    def _may_retire(self, idle: WorkerStream) -> bool:
+        """Whether the SDK may be retiring this idle stream, and would drop a task unread.
+
+        It does so with surplus idle streams whenever a task starts or ends; never with the only one
+        of a queue, and never with a reserve. When little else runs it is not worth a reserve: every
+        further registered stream is a surplus one later.
+        """
+        queue = self.queues[idle.queue]
+        return queue.registered - queue.busy > 1 and self.load.in_flight > 1
 
     def find(self, flow_type: str, is_registered: bool) -> WorkerStream | None:
         """The stream that has been free the longest: one just freed may be about to retire."""

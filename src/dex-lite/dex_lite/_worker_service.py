@@ -19,13 +19,12 @@ from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._matching import Matcher, StreamRefused
 from dex_lite._worker_slot import Slot
-from dex_lite._worker_stream import WorkerStream
+from dex_lite._worker_stream import PING, WorkerStream
 
 _LOGGER = logging.getLogger("dex_lite")
 _EOF: Any = getattr(grpc.aio, "EOF")  # noqa: B009 (the stubs do not know it)
 _SERVICE = "dex.WorkerTaskService"
-# A broken stream also reads as ended; the cancellation that tells it from a half-close follows
-# within this time.
+# How long the end of a stream with a last attempt is looked at before it counts as a half-close.
 _HALF_CLOSE_GRACE_S = 0.02
 # How long the end of a call waits for the write in flight. It only takes this long if the peer
 # stopped reading.
@@ -110,11 +109,7 @@ class _Call:
         try:
             while (request := await self._context.read()) is not _EOF:
                 stream.received(request)
-            if stream.is_busy:
-                await asyncio.sleep(_HALF_CLOSE_GRACE_S)
-                for _ in range(3):  # the cancellation itself takes turns of the loop
-                    await asyncio.sleep(0)
-            is_clean = True
+            is_clean = not stream.is_busy or await self._is_half_closed(stream)
         except asyncio.CancelledError:
             # The stream broke, or `end` was called.
             if self._end_details is None:
@@ -126,8 +121,28 @@ class _Call:
         if self._end_details is not None:
             await self._abort(grpc.StatusCode.UNAVAILABLE, self._end_details)
 
+    async def _is_half_closed(self, stream: WorkerStream) -> bool:
+        """Tell a half-close from a broken stream, which also reads as ended.
+
+        A broken stream fails the next write, and cancels this handler within a few turns.
+        """
+        self.write(PING)
+        await self._flush()
+        if self._is_closed or self._write is not None:
+            return False
+        if stream.slot is not None and stream.slot.task.is_last_attempt:
+            await asyncio.sleep(_HALF_CLOSE_GRACE_S)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return True
+
     async def _abort(self, code: grpc.StatusCode, details: str) -> None:
-        await self._context.abort(code, details)
+        try:
+            await self._context.abort(code, details)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # nobody is left to hear of it
+            _LOGGER.debug("could not end a Worker stream: %r", error)
 
     def end(self, details: str) -> None:
         """End the call with UNAVAILABLE (Transport)."""
@@ -202,14 +217,20 @@ class _Call:
     async def _settle(self) -> None:
         """Start no more writes, and wait for the one in flight."""
         self._close_writer()
-        if self._write is not None and self._settled is None:
-            loop = asyncio.get_running_loop()
-            self._settled = settled = loop.create_future()
-            timer = loop.call_later(_WRITE_GRACE_S, self._finish_settling)
-            try:
-                await settled
-            finally:
-                timer.cancel()
+        await self._flush()
+
+    async def _flush(self) -> None:
+        """Wait for the writes so far, for a limited time."""
+        if self._write is None:
+            return
+        loop = asyncio.get_running_loop()
+        self._settled = loop.create_future()
+        timer = loop.call_later(_WRITE_GRACE_S, self._finish_settling)
+        try:
+            await self._settled
+        finally:
+            timer.cancel()
+            self._settled = None
 
 
 def _identity(data: bytes) -> bytes:

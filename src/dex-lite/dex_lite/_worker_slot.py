@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from dex.dexpb import dex_pb2 as pb
 
+from dex_lite._worker_load import Ticket
+
 if TYPE_CHECKING:
     from dex_lite._worker_stream import WorkerStream
 
@@ -92,25 +94,27 @@ class Slot:
     __slots__ = (
         "has_frame",
         "has_pong",
-        "is_probe",
+        "is_accepted",
         "is_write_begun",
         "is_written",
         "state",
         "stream",
         "task",
+        "ticket",
         "token",
         "worker_id",
     )
 
     def __init__(
-        self, stream: WorkerStream, task: Task, worker_id: str, token: str, is_probe: bool
+        self, stream: WorkerStream, task: Task, worker_id: str, token: str, ticket: Ticket
     ) -> None:
         self.stream = stream
         self.task = task
         self.worker_id = worker_id
         self.token = token  # also the task_id on the wire
-        self.is_probe = is_probe
+        self.ticket = ticket
         self.state = SlotState.LENT
+        self.is_accepted = False  # although the Worker was thought to be full
         self.is_write_begun = False
         self.is_written = False
         # Both show that the Worker has the task; only a frame names it.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dex.dexpb import dex_pb2 as pb
 
+from dex_lite._worker_load import Ticket
 from dex_lite._worker_slot import Slot, SlotState, Task, Unstarted
 
 if TYPE_CHECKING:
@@ -31,10 +32,13 @@ BUSY_SILENCE_S = 60.0
 # A refusal comes within a round trip.
 _PROBE_REFUSED_WITHIN_S = 0.1
 
+# A Worker reads pings at once; busy ones send pongs of their own after 20 s.
+_PING_ANSWERED_WITHIN_S = 5.0
+
 _REGISTERED = pb.PollWorkerTaskResponse(
     registered=pb.PollWorkerTaskRegistered(supports_unknown_name_rejection=True)
 ).SerializeToString()
-_PING = pb.PollWorkerTaskResponse(ping=pb.PollWorkerTaskPing()).SerializeToString()
+PING = pb.PollWorkerTaskResponse(ping=pb.PollWorkerTaskPing()).SerializeToString()
 _TASK_TAG = b"\x12"  # field 2 of PollWorkerTaskResponse, length-delimited
 
 _NO_CAPACITY = pb.POLL_WORKER_TASK_REJECT_REASON_NO_CAPACITY
@@ -63,6 +67,8 @@ class WorkerStream:
         "_last_heard",
         "_matcher",
         "_missed_pings",
+        "_open_pings",
+        "_pinged_at",
         "_transport",
         "free_since",
         "is_ended",
@@ -81,6 +87,10 @@ class WorkerStream:
         self.slot: Slot | None = None
         self.is_registered = False
         self.is_ended = False
+        # Pings that may still be answered; one that came after the end of its task perhaps never
+        # is.
+        self._open_pings = 0
+        self._pinged_at = 0.0
         # The matcher's own.
         self.free_since = 0
         self.refusals = 0
@@ -102,9 +112,9 @@ class WorkerStream:
         self.is_registered = True
         self._transport.write(_REGISTERED)
 
-    def lend(self, task: Task, is_probe: bool) -> Slot:
+    def lend(self, task: Task, ticket: Ticket) -> Slot:
         token = f"{_TOKEN_PREFIX}-{next(_TOKEN_NUMBERS):x}"
-        self.slot = slot = Slot(self, task, self.worker.id, token, is_probe)
+        self.slot = slot = Slot(self, task, self.worker.id, token, ticket)
         return slot
 
     def reconnect(self, reason: str) -> None:
@@ -130,7 +140,7 @@ class WorkerStream:
                 self._drop("the Worker did not answer")
             else:
                 self._missed_pings += 1
-                self._transport.write(_PING)
+                self._ping()
 
     # For the slot.
 
@@ -152,8 +162,8 @@ class WorkerStream:
         self._transport.write(b"".join((_TASK_TAG, _varint(len(task)), task)), slot)
         if slot.task.is_last_attempt:
             # The pong, or its absence, says whether the Worker read the task.
-            self._transport.write(_PING)
-        if slot.is_probe:
+            self._ping()
+        if slot.ticket.is_probe:
             loop.call_later(_PROBE_REFUSED_WITHIN_S, self._accept_probe, slot)
 
     def take_back(self, slot: Slot) -> None:
@@ -175,17 +185,18 @@ class WorkerStream:
         self._last_heard = asyncio.get_running_loop().time()
         self._missed_pings = 0
         slot = self.slot
-        if slot is None or slot.state is SlotState.LENT:
-            return  # an answer to a ping, or a frame of a task that is over
         kind = request.WhichOneof("frame")
+        if kind == "pong":
+            self._pong(slot)
+            return
+        if slot is None or slot.state is SlotState.LENT:
+            return  # a frame of a task that is over
         if kind == "task_frame":
-            if request.task_frame.task_id == slot.token:
-                self._task_frame(slot, request.task_frame)
-        elif kind == "reject":
-            if request.reject.task_id == slot.token:
-                self._rejected(slot, request.reject.reason)
-        elif kind == "pong":
-            slot.has_pong = True
+            frame = request.task_frame
+            if frame.task_id == slot.token:
+                self._task_frame(slot, frame)
+        elif kind == "reject" and request.reject.task_id == slot.token:
+            self._rejected(slot, request.reject.reason)
 
     def ended(self, is_clean: bool) -> None:
         """The call is over: by a half-close of the Worker (clean), or broken."""
@@ -210,6 +221,22 @@ class WorkerStream:
             self._matcher.settle(self, is_clean)
 
     # Inside.
+
+    def _ping(self) -> None:
+        self._open_pings += 1
+        self._pinged_at = asyncio.get_running_loop().time()
+        self._transport.write(PING)
+
+    def _pong(self, slot: Slot | None) -> None:
+        if self._last_heard - self._pinged_at > _PING_ANSWERED_WITHIN_S:
+            self._open_pings = 0
+        was_asked = self._open_pings > 0
+        if was_asked:
+            self._open_pings -= 1
+        # The pong may answer a ping from before the task. A last attempt must not run twice, so any
+        # pong counts for it; for others only the unasked one of a Worker that is busy for long.
+        if slot is not None and slot.state is not SlotState.LENT:
+            slot.has_pong = slot.has_pong or slot.task.is_last_attempt or not was_asked
 
     def _task_frame(self, slot: Slot, frame: pb.PollWorkerTaskFrame) -> None:
         output = frame.WhichOneof("output")
@@ -263,8 +290,8 @@ class WorkerStream:
 
     def _accept_probe(self, slot: Slot) -> None:
         """The Worker took a Step although it was thought to be full."""
-        if slot.is_probe and slot.state is not SlotState.DEAD:
-            slot.is_probe = False
+        if slot.ticket.is_probe and not slot.is_accepted and slot.state is not SlotState.DEAD:
+            slot.is_accepted = True
             self.worker.load.probe_accepted()
             self._matcher.serve(self.worker)
 

@@ -46,7 +46,7 @@ def _command(
         if (folder / "sessions.db").exists():
             raise RuntimeError(f"{folder} holds an earlier demo; name another folder with --data")
         broken = asyncio.run(_play(console, folder, interactive=interactive))
-    except (dex_lite.EngineError, RuntimeError, OSError) as error:
+    except (dex_lite.DexLiteError, RuntimeError, OSError) as error:
         console.print(f"[red]The demo could not run:[/] {error}")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
+import math
 import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import grpc
 from dex import (
     AsyncClient,
     AttributeMatch,
+    DexServiceError,
     FlowAlreadyStartedError,
     FlowNotActiveOrNotFoundError,
     FlowNotFoundError,
@@ -25,6 +30,7 @@ from dex import (
     RpcLockConflictError,
     StartFlowOptions,
     WaitForAttributeOptions,
+    WorkerInvocationError,
 )
 
 from dex_agents._errors import (
@@ -32,14 +38,14 @@ from dex_agents._errors import (
     InvalidInputError,
     SessionAlreadyExistsError,
     SessionClosedError,
-    SessionError,
     SessionNotFoundError,
+    SessionUnavailableError,
     TurnWaitTimeoutError,
 )
 from dex_agents._session import resources
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.flow import AgentSessionFlow
-from dex_agents._session.records import message_from_json
+from dex_agents._session.records import message_digest, message_from_json
 from dex_agents._session.views import (
     AgentEventBatch,
     AgentSnapshot,
@@ -54,7 +60,10 @@ _LOCK_TRIES = 40
 _PAGE_BYTES = 2_500_000
 _EVENT_POLL = timedelta(seconds=50)
 _REFUSALS = {
-    "not_pending": "is not pending: it was answered, it expired, its turn ended, or it never existed",
+    "not_pending": (
+        "is not pending: it was answered, it expired, its turn ended, or it never existed; "
+        "see get_agent_snapshot for those that are"
+    ),
     "already_answered": "was already answered; an answer cannot be changed",
     "expired": "has expired; the call counts as rejected",
     "arguments_differ": "asks for other arguments than the digest that was given",
@@ -89,7 +98,8 @@ class AgentSessionClient:
         start = encode({"message": {"id": f"start-{digest}", "text": text}})
         options = StartFlowOptions(request_id=f"start-{digest}", ignore_already_started=True)
         try:
-            await self._client.start_flow(self._flow, session_id, start, options)
+            async with self._errors(session_id):
+                await self._client.start_flow(self._flow, session_id, start, options)
         except FlowAlreadyStartedError:
             raise SessionAlreadyExistsError(
                 f"session {session_id!r} was already started with another message; "
@@ -102,33 +112,39 @@ class AgentSessionClient:
         """Queue a message; it opens the next turn. Returns its id.
 
         Args:
-            message_id: Hand the same id again to repeat a call whose answer was lost: the message counts once
-                (among the newest 64 of the session).
+            message_id: Hand the same id again to repeat a call whose answer was lost: the message
+                counts once (among the newest 64 of the session).
 
         Raises:
             SessionNotFoundError, SessionClosedError: There is no open session of this id.
-            InvalidInputError: The text or an id is refused, or too many messages wait; nothing was stored.
+            InvalidInputError: The text or an id is refused, or too many messages wait; nothing was
+                stored.
+            SessionUnavailableError: No Worker or no engine took it in time; send it again with the
+                same ``message_id``.
         """
         _check_session_id(session_id)
         self._check_text(text)
-        message_id = message_id or uuid.uuid4().hex
-        if not isinstance(message_id, str) or not 0 < len(message_id) <= MAX_SESSION_ID_LENGTH:
+        if message_id is None:
+            message_id = uuid.uuid4().hex
+        self._check_text(message_id, "message_id")
+        if len(message_id) > MAX_SESSION_ID_LENGTH:
             raise InvalidInputError(
-                f"message_id must be a text of 1 to {MAX_SESSION_ID_LENGTH} characters"
+                f"message_id has {len(message_id)} characters, at most {MAX_SESSION_ID_LENGTH} "
+                "are taken"
             )
         message = encode({"id": message_id, "text": text})
-        answer = decode(
-            await self._call(
-                session_id,
-                lambda: self._client.invoke_rpc(
-                    self._flow.send_user_message_rpc, session_id, message
-                ),
+        accepted = resources.accepted.load(message_digest(message_id))
+        options = RPCInvokeOptions(load_attribute_map_instances=(accepted,))
+        async with self._errors(session_id):
+            answer = decode(
+                await self._client.invoke_rpc(
+                    self._flow.send_user_message_rpc, session_id, message, options=options
+                )
             )
-        )
         if answer.get("refused"):
             raise InvalidInputError(
-                f"session {session_id!r} has {answer['waiting']} messages that wait for their turn, "
-                "no more are taken; send again when a turn has ended"
+                f"session {session_id!r} has {answer['waiting']} messages that wait for their "
+                "turn, no more are taken; send again when a turn has ended"
             )
         return message_id
 
@@ -139,10 +155,15 @@ class AgentSessionClient:
             SessionNotFoundError: There is no session of this id.
         """
         _check_session_id(session_id)
-        data = await self._call(
-            session_id,
-            lambda: self._client.invoke_rpc(self._flow.get_agent_snapshot_rpc, session_id),
+        # The RPC also answers for a session that was stopped, and does not say so.
+        is_open, snapshot = await asyncio.gather(
+            self._is_open(session_id), self._snapshot(session_id)
         )
+        return snapshot if is_open else replace(snapshot, status="closed")
+
+    async def _snapshot(self, session_id: str) -> AgentSnapshot:
+        async with self._errors(session_id):
+            data = await self._client.invoke_rpc(self._flow.get_agent_snapshot_rpc, session_id)
         return snapshot_from_json(session_id, decode(data))
 
     async def resolve_interrupt(
@@ -159,22 +180,24 @@ class AgentSessionClient:
         Args:
             approved: Whether the call may run.
             message: What the model reads of a rejection.
-            arguments_digest: ``PendingInterrupt.arguments_digest`` of what was shown; the answer is refused if the
-                call's arguments are others.
+            arguments_digest: ``PendingInterrupt.arguments_digest`` of what was shown; the answer is
+                refused if the call's arguments are others.
 
         Raises:
-            InterruptError: It is not pending, was already answered, has expired, or is another one than shown;
-                nothing changed, and the text says which.
+            InterruptError: It is not pending, was already answered, has expired, or is another one
+                than shown; nothing changed, and the text says which.
             InvalidInputError: An argument is refused; nothing was stored.
         """
         _check_session_id(session_id)
         if not isinstance(interrupt_id, str) or not interrupt_id.strip():
-            raise InvalidInputError("interrupt_id must not be blank; see snapshot.pending_interrupts")
+            raise InvalidInputError(
+                "interrupt_id must not be blank; see snapshot.pending_interrupts"
+            )
         if not isinstance(approved, bool):
             raise InvalidInputError(f"approved must be True or False, got {approved!r}")
         if message is not None:
             self._check_text(message, "message")
-        if "/" in interrupt_id or len(interrupt_id) > MAX_SESSION_ID_LENGTH:
+        if not interrupt_id.isprintable() or "/" in interrupt_id or len(interrupt_id) > 200:
             raise InterruptError(f"interrupt {interrupt_id!r} {_REFUSALS['not_pending']}")
         given = encode(
             {
@@ -188,14 +211,12 @@ class AgentSessionClient:
             lock_attribute_map_instances=(resources.interrupts.lock(interrupt_id),),
             load_attribute_map_instances=(resources.interrupts.load(interrupt_id),),
         )
-        data = await self._call(
-            session_id,
-            lambda: self._with_lock_retries(
+        async with self._errors(session_id):
+            data = await self._with_lock_retries(
                 lambda: self._client.invoke_rpc(
                     self._flow.resolve_interrupt_rpc, session_id, given, options=options
                 )
-            ),
-        )
+            )
         refused = decode(data).get("refused")
         if refused:
             raise InterruptError(
@@ -205,7 +226,11 @@ class AgentSessionClient:
     async def list_messages(
         self, session_id: str, *, before_turn: int | None = None, turns: int = 20
     ) -> MessagePage:
-        """Stored messages of finished turns: the newest ``turns`` turns, or those before ``before_turn``.
+        """Stored messages of finished turns: the newest ones, or those before ``before_turn``.
+
+        Args:
+            before_turn: Number of the turn to end before; ``next_before_turn`` of another page.
+            turns: How many turns at most; fewer come when they are large.
 
         Raises:
             SessionNotFoundError: There is no session of this id.
@@ -215,7 +240,7 @@ class AgentSessionClient:
         if isinstance(turns, bool) or not isinstance(turns, int) or not 1 <= turns <= 100:
             raise InvalidInputError(f"turns must be 1 to 100, got {turns!r}")
         if before_turn is None:
-            before_turn = (await self.get_agent_snapshot(session_id)).turns_done + 1
+            before_turn = (await self._snapshot(session_id)).turns_done + 1
         if isinstance(before_turn, bool) or not isinstance(before_turn, int) or before_turn < 1:
             raise InvalidInputError(f"before_turn must be at least 1, got {before_turn!r}")
         keys = [
@@ -224,32 +249,43 @@ class AgentSessionClient:
         ]
         if not keys:
             return MessagePage((), None)
-        request = encode({"keys": keys, "max_bytes": _PAGE_BYTES})
-        options = RPCInvokeOptions(
-            load_attribute_map_instances=tuple(resources.messages.load(key) for key in keys)
-        )
-        data = await self._call(
-            session_id,
-            lambda: self._client.invoke_rpc(
-                self._flow.read_pages_rpc, session_id, request, options=options
-            ),
-        )
-        pages = decode(data)
+        pages = await self._pages(session_id, keys)
         messages = [
             message_from_json(item) for page in reversed(pages) for item in page["messages"]
         ]
         first = int(pages[-1]["key"]) if pages else 1
         return MessagePage(tuple(messages), first if first > 1 else None)
 
+    async def _pages(self, session_id: str, keys: list[str]) -> Any:
+        request = encode({"keys": keys, "max_bytes": _PAGE_BYTES})
+        options = RPCInvokeOptions(
+            load_attribute_map_instances=tuple(resources.messages.load(key) for key in keys)
+        )
+        try:
+            async with self._errors(session_id):
+                data = await self._client.invoke_rpc(
+                    self._flow.read_pages_rpc, session_id, request, options=options
+                )
+        except WorkerInvocationError as error:
+            if error.worker_error_type != "TASK_TOO_LARGE" or len(keys) == 1:
+                raise
+            return await self._pages(session_id, keys[: len(keys) // 2])
+        return decode(data)
+
     async def read_events(
         self, session_id: str, *, resume_token: str = ""
     ) -> AsyncIterator[AgentEventBatch]:
-        """Live events from the oldest that is kept, or from behind a token, for ever; stop by leaving the loop.
+        """Live events from the oldest that is kept, or from behind a token.
+
+        Goes on until the session is closed; stop by leaving the loop. Events are hints for people
+        who watch: an answer counts when ``wait_for_turn`` or a snapshot shows it.
 
         Raises:
-            InvalidInputError: The session id is refused.
+            SessionNotFoundError: There is no session of this id.
+            InvalidInputError: The session id or the token is refused.
         """
         _check_session_id(session_id)
+        await self._is_open(session_id)
         token = resume_token
         while True:
             try:
@@ -257,7 +293,16 @@ class AgentSessionClient:
                     session_id, self._flow.event_stream, token, _EVENT_POLL
                 )
             except LongPollTimeoutError:
+                if not await self._is_open(session_id):
+                    return
                 continue
+            except DexServiceError as error:
+                if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
+                    raise
+                raise InvalidInputError(
+                    f"resume_token {token!r} belongs to no events of session {session_id!r}; "
+                    'use "" for all that are kept'
+                ) from None
             token = message.resume_token
             events = tuple(event_from_json(item) for item in json.loads(message.value))
             yield AgentEventBatch(events, token)
@@ -272,8 +317,9 @@ class AgentSessionClient:
             SessionNotFoundError, SessionClosedError: There is no open session of this id.
         """
         _check_session_id(session_id)
-        await self._wait(session_id, resources.turns_done, turns_done, time.monotonic() + timeout_s)
-        return await self.get_agent_snapshot(session_id)
+        deadline = time.monotonic() + timeout_s
+        await self._wait(session_id, resources.turns_done, turns_done, deadline)
+        return await self._snapshot(session_id)
 
     async def wait_until_settled(
         self, session_id: str, *, turns_done: int, timeout_s: float
@@ -281,33 +327,37 @@ class AgentSessionClient:
         """Wait until so many turns have ended, or the session waits for a person.
 
         Raises:
-            TurnWaitTimeoutError: Neither happened within ``timeout_s`` seconds; the session goes on.
+            TurnWaitTimeoutError: Neither happened in ``timeout_s`` seconds; the session goes on.
             SessionNotFoundError, SessionClosedError: There is no open session of this id.
         """
+        _check_session_id(session_id)
         deadline = time.monotonic() + timeout_s
         while True:
-            snapshot = await self.get_agent_snapshot(session_id)
+            snapshot = await self._snapshot(session_id)
             if snapshot.turns_done >= turns_done or snapshot.pending_interrupts:
                 return snapshot
             await self._wait(session_id, resources.revision, snapshot.revision + 1, deadline)
 
-    async def _wait(
-        self, session_id: str, attribute: Any, at_least: int, deadline: float
-    ) -> None:
-        left = max(1, round(deadline - time.monotonic() + 0.499))
-        options = WaitForAttributeOptions(request_timeout=timedelta(seconds=left))
+    async def _wait(self, session_id: str, attribute: Any, at_least: int, deadline: float) -> None:
         match = AttributeMatch.greater_than_or_equal(at_least)
-        try:
-            await self._call(
-                session_id,
-                lambda: self._client.wait_for_attribute_match(
-                    session_id, attribute, match, options
-                ),
-            )
-        except RequestTimeoutError:
-            raise TurnWaitTimeoutError(
-                f"session {session_id!r} did not get there in time; it goes on, wait again"
-            ) from None
+        while True:
+            # The SDK takes whole seconds; the rest of the last one is cut off here.
+            left = max(deadline - time.monotonic(), 0.001)
+            options = WaitForAttributeOptions(request_timeout=timedelta(seconds=math.ceil(left)))
+            try:
+                async with asyncio.timeout(left):
+                    async with self._errors(session_id):
+                        await self._client.wait_for_attribute_match(
+                            session_id, attribute, match, options
+                        )
+                return
+            except LongPollTimeoutError:
+                continue
+            except (RequestTimeoutError, TimeoutError):
+                raise TurnWaitTimeoutError(
+                    f"session {session_id!r} did not get to {attribute.name} {at_least} in time; "
+                    "it goes on, wait again"
+                ) from None
 
     async def _with_lock_retries(self, call: Callable[[], Awaitable[_T]]) -> _T:
         for number in range(_LOCK_TRIES):
@@ -320,29 +370,51 @@ class AgentSessionClient:
                 await asyncio.sleep(random.uniform(0.005, 0.05))
         raise AssertionError("unreachable")
 
-    async def _call(self, session_id: str, call: Callable[[], Awaitable[_T]]) -> _T:
+    @contextlib.asynccontextmanager
+    async def _errors(self, session_id: str) -> AsyncIterator[None]:
         try:
-            return await call()
+            yield
         except FlowNotFoundError:
             raise _not_found(session_id) from None
         except FlowNotActiveOrNotFoundError:
-            raise await self._gone(session_id) from None
+            if await self._is_open(session_id):
+                raise SessionUnavailableError(
+                    f"session {session_id!r} could not be reached, try again"
+                ) from None
+            raise SessionClosedError(
+                f"session {session_id!r} is closed and takes no more commands; start another one"
+            ) from None
+        except WorkerInvocationError as error:
+            if error.worker_code is not None or error.worker_error_type:
+                raise
+            raise SessionUnavailableError(
+                f"no Worker answered for session {session_id!r}: {error.detail}; check that a "
+                f"Worker serves Flow type {self._flow.get_flow_type()}, then call again"
+            ) from error
+        except DexServiceError as error:
+            if error.code is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            raise SessionUnavailableError(
+                f"the engine could not be reached for session {session_id!r}: {error.detail}; "
+                "call again"
+            ) from error
 
-    async def _gone(self, session_id: str) -> SessionError:
-        try:
+    async def _is_open(self, session_id: str) -> bool:
+        async with self._errors(session_id):
             info = await self._client.describe_flow(session_id)
-        except FlowNotFoundError:
-            return _not_found(session_id)
-        if info.status is FlowStatus.RUNNING:
-            return SessionError(f"session {session_id!r} could not be reached, try again")
-        return SessionClosedError(f"session {session_id!r} is closed and takes no more commands")
+        return info.status is FlowStatus.RUNNING
 
     def _check_text(self, text: object, name: str = "text") -> None:
         if not isinstance(text, str):
             raise InvalidInputError(f"{name} must be a str, got {type(text).__name__}")
         if not text.strip():
             raise InvalidInputError(f"{name} must not be blank")
-        size = len(text.encode("utf-8", "surrogatepass"))
+        try:
+            size = len(text.encode("utf-8"))
+        except UnicodeEncodeError as error:
+            raise InvalidInputError(
+                f"{name} is no valid Unicode text: character {error.start} is a lone surrogate"
+            ) from None
         limit = self._flow.options.max_message_bytes
         if size > limit:
             raise InvalidInputError(
@@ -362,7 +434,8 @@ def _check_session_id(session_id: object) -> None:
         raise InvalidInputError("session_id must not be blank")
     if len(session_id) > MAX_SESSION_ID_LENGTH:
         raise InvalidInputError(
-            f"session_id has {len(session_id)} characters, at most {MAX_SESSION_ID_LENGTH} are taken"
+            f"session_id has {len(session_id)} characters, at most {MAX_SESSION_ID_LENGTH} "
+            "are taken"
         )
     bad = sorted({c for c in session_id if c in _FORBIDDEN_IN_IDS or not c.isprintable()})
     if bad:

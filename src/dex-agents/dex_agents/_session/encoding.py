@@ -1,6 +1,7 @@
-"""How everything of a session is stored: a format byte, then JSON with key order kept, compressed when that pays.
+"""How everything of a session is stored.
 
-The SDK's own codecs sort keys and refuse data of an older shape, so all of a session's state is ``bytes`` to it.
+A format byte, then JSON with key order kept, compressed when that pays. The SDK's own codecs sort
+keys and refuse data of an older shape, so all of a session's state is ``bytes`` to it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ class EncodingError(ValueError):
 
 
 def encode(value: Any) -> bytes:
-    """Encode a JSON value. Text is escaped to ASCII, so any string survives, lone surrogates included.
+    """Encode a JSON value.
+
+    Text is escaped to ASCII, so any string survives, lone surrogates included.
 
     Raises:
         EncodingError: The value is no JSON value; NaN and infinities are none either.
@@ -45,6 +48,6 @@ def decode(data: bytes) -> Any:
             return json.loads(data[1:])
         if data[:1] == _DEFLATED:
             return json.loads(zlib.decompress(data[1:]))
-    except (ValueError, zlib.error) as error:
+    except (ValueError, RecursionError, zlib.error) as error:
         raise EncodingError(f"stored data is damaged: {error}") from error
     raise EncodingError(f"stored data has the unknown format {data[:1]!r}; upgrade dex-agents")

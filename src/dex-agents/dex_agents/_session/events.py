@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import threading
 from typing import Any
 
 from dex import AsyncContext, Stream
@@ -21,7 +23,9 @@ MAX_MESSAGE_BYTES = 90 * 1024
 class StepEvents:
     """The events of one attempt of one Step. Never blocks and never fails."""
 
-    def __init__(self, stream: Stream[str], context: AsyncContext, turn_id: str) -> None:
+    def __init__(
+        self, stream: Stream[str], context: AsyncContext, turn_id: str, *, first_seq: int = 0
+    ) -> None:
         self._stream = stream
         self._context = context
         self._common = {
@@ -29,7 +33,9 @@ class StepEvents:
             "step_execution_id": context.step_execution_id,
             "attempt": context.attempt,
         }
-        self._sequence = 0
+        self._sequence = first_seq
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._waiting: list[str] = []
         self._waiting_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -37,6 +43,14 @@ class StepEvents:
 
     def emit(self, event_type: str, **fields: Json) -> None:
         """Add an event; see :class:`dex_agents.AgentEventWriter`."""
+        if threading.get_ident() != self._thread:
+            # From a tool or model client in a thread; too late is as good as never.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._add, event_type, fields)
+            return
+        self._add(event_type, fields)
+
+    def _add(self, event_type: str, fields: dict[str, Json]) -> None:
         if self._is_closed:
             return
         text = self._encode(event_type, fields)
@@ -49,18 +63,18 @@ class StepEvents:
         if self._waiting_bytes >= GATHER_BYTES:
             self.flush()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self.flush)
+            self._timer = self._loop.call_later(GATHER_S, self.flush)
 
     def _encode(self, event_type: str, fields: dict[str, Json]) -> str | None:
         event: dict[str, Any] = {
+            **fields,
             "type": event_type,
             **self._common,
             "seq": self._sequence,
-            **fields,
         }
         try:
             text = json.dumps(event, separators=(",", ":"), allow_nan=False)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             _LOGGER.warning("live event %s dropped: it is no JSON", event_type)
             return None
         if len(text) > MAX_MESSAGE_BYTES:

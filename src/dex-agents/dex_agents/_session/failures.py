@@ -1,7 +1,7 @@
 """Failures of a runner in a form that any SDK can carry, and what a failed tool Step means.
 
-The SDK cannot report an exception whose text it cannot encode, and then a Step may run twice. So nothing that a tool or a
-model raised leaves a Step as it is.
+The SDK cannot report an exception whose text it cannot encode, and then a Step may run twice.
+So nothing that a tool or a model raised leaves a Step as it is.
 """
 
 from __future__ import annotations
@@ -20,10 +20,20 @@ from dex_agents._errors import (
 from dex_agents._session.records import CallTask
 
 MAX_DETAIL_BYTES = 900
+MAX_MODEL_TEXT_BYTES = 64 * 1024
 _LONGEST_RETRY_AFTER_S = 24 * 3600
+_MEMBERS_SHOWN = 3
 
 NEVER_DELIVERED = frozenset({"NO_WORKER_AVAILABLE", "UNKNOWN_NAME", "TASK_TOO_LARGE"})
 """Words of an engine for an execution of which no attempt ever reached a Worker."""
+_NOT_STARTED_TYPE = "ToolNotStartedError"
+
+RUNNER_FAILURES = (Exception, SystemExit, BaseExceptionGroup)
+"""What a runner may raise that ends its attempt and nothing else.
+
+``SystemExit`` is here because it would otherwise end the loop, and with it every other session of
+the process. A cancellation is not: it belongs to the Step.
+"""
 
 
 class ToolStepError(Exception):
@@ -42,25 +52,29 @@ def clean_text(text: str, limit: int = MAX_DETAIL_BYTES) -> str:
     return data[: limit - 3].decode("utf-8", "ignore") + "..."
 
 
+def _text_of(error: BaseException) -> str | None:
+    try:
+        return str(error)
+    except Exception:
+        return None
+
+
 def describe(error: BaseException) -> str:
     """What an exception says, whatever its ``__str__`` does."""
     if isinstance(error, RetryAfterError):
         error = error.cause
-    try:
-        text = str(error)
-    except Exception:
+    text = _text_of(error)
+    if text is None:
         text = "(its text cannot be shown)"
+    if isinstance(error, BaseExceptionGroup):
+        text += ": " + "; ".join(describe(member) for member in error.exceptions[:_MEMBERS_SHOWN])
     name = type(error).__name__
     return clean_text(f"{name}: {text}" if text else name)
 
 
-def message_of(error: BaseException) -> str:
-    """The message of an error meant for the model, whatever its ``__str__`` does."""
-    try:
-        text = str(error)
-    except Exception:
-        text = ""
-    return clean_text(text or type(error).__name__, 64 * 1024)
+def message_of(error: BaseException, limit: int = MAX_MODEL_TEXT_BYTES) -> str:
+    """The message of an error that is meant to be read, whatever its ``__str__`` does."""
+    return clean_text(_text_of(error) or type(error).__name__, limit)
 
 
 def retry_delay_s(error: BaseException) -> int | None:
@@ -75,15 +89,15 @@ def retry_delay_s(error: BaseException) -> int | None:
     return min(math.ceil(asked), _LONGEST_RETRY_AFTER_S)
 
 
-def tool_failure(error: Exception) -> Exception:
+def tool_failure(error: BaseException) -> Exception:
     """What a tool Step raises for a tool's exception."""
     return _carried(ToolStepError(describe(error)), error)
 
 
-def model_failure(error: Exception) -> Exception:
-    """What ``RunModel`` raises for a runner's exception."""
+def model_failure(error: BaseException) -> Exception:
+    """What a Step raises for a runner's exception that is not the tool's."""
     if isinstance(error, ModelCallError):
-        return _carried(ModelStepError(clean_text(str(error))), error)
+        return _carried(ModelStepError(message_of(error, MAX_DETAIL_BYTES)), error)
     return _carried(ModelStepError(describe(error)), error)
 
 
@@ -94,7 +108,7 @@ def _carried(own: Exception, cause: BaseException) -> Exception:
 
 def turn_error_text(error: AgentTurnError) -> str:
     """Why a turn failed at once."""
-    return message_of(error)
+    return message_of(error, MAX_DETAIL_BYTES)
 
 
 def record_after_failure(task: CallTask, error_type: str, detail: str) -> ToolCallRecord:
@@ -104,13 +118,12 @@ def record_after_failure(task: CallTask, error_type: str, detail: str) -> ToolCa
     """
     call = task.call
     detail = clean_text(detail)
-    if error_type in NEVER_DELIVERED:
+    if error_type in NEVER_DELIVERED or error_type.split(".")[-1] == _NOT_STARTED_TYPE:
         return not_run_record(task, detail)
-    if call.effect is ToolEffect.READ:
-        return ToolCallRecord(call.call_id, call.tool_name, ToolCallStatus.FAILED, error=detail)
-    return ToolCallRecord(
-        call.call_id, call.tool_name, ToolCallStatus.OUTCOME_UNKNOWN, error=detail
+    status = (
+        ToolCallStatus.FAILED if call.effect is ToolEffect.READ else ToolCallStatus.OUTCOME_UNKNOWN
     )
+    return ToolCallRecord(call.call_id, call.tool_name, status, error=detail)
 
 
 def not_run_record(task: CallTask, why: str, attempt: int = 0) -> ToolCallRecord:

@@ -25,6 +25,7 @@ from dex_agents._session.records import (
     Header,
     StoredInterrupt,
     arguments_digest,
+    message_digest,
     message_to_json,
 )
 from dex_agents._session.steps_tools import (
@@ -41,18 +42,19 @@ _FORBIDDEN_IN_NAMES = "/$:"
 
 
 class AgentSessionFlow(Flow[bytes]):
-    """Runs the sessions of one agent; one execution is one session, its Flow ID is the session id.
+    """Runs the sessions of one agent; one execution is one session, its id is the session id.
 
-    Build it once per agent and process; the process that serves it and every process that uses a client build the
-    same one.
+    Build it once per agent and process; the process that serves it and every process that uses a
+    client build the same one.
 
     Args:
         runner: The framework's side.
         flow_type: Flow type of the sessions; keep it stable, unique within a Registry.
         options: Settings.
-        interrupt_deadline: How long a person may take to answer; whole seconds, ``None`` is for ever. A call that
-            nobody approved in time is rejected.
-        event_stream_capacity_bytes: Budget of the Stream ``AgentEvents``, shared by all sessions of the Flow type.
+        interrupt_deadline: How long a person may take to answer; whole seconds, ``None`` is for
+            ever. A call that nobody approved in time is rejected.
+        event_stream_capacity_bytes: Budget of the Stream ``AgentEvents``, shared by all sessions
+            of the Flow type.
 
     Raises:
         TypeError, ValueError: An argument is wrong; the text names it.
@@ -117,9 +119,13 @@ class AgentSessionFlow(Flow[bytes]):
             resources.revision,
             resources.messages,
             resources.turn_states,
+            resources.run_states,
             resources.tool_contexts,
             resources.records,
+            resources.call_notes,
             resources.interrupts,
+            resources.accepted,
+            resources.last_turn,
             resources.user_messages,
             resources.answers,
             resources.finished_calls,
@@ -129,16 +135,24 @@ class AgentSessionFlow(Flow[bytes]):
     # RPCs. Their names and forms are the session's protocol; use AgentSessionClient.
 
     @rpc(name="send_user_message")
-    async def send_user_message_rpc(self, context: Context, message: bytes) -> RPCResult[bytes]:
-        """Queue a message for the next turn."""
+    def send_user_message_rpc(self, context: Context, message: bytes) -> RPCResult[bytes]:
+        """Queue a message for the next turn; the caller loads its entry in ``accepted``."""
+        digest = message_digest(decode(message)["id"])
+        if resources.accepted.get(context, digest):
+            return RPCResult(encode({}))
         waiting = resources.user_messages.size(context)
         if waiting >= self.options.max_queued_messages:
             return RPCResult(encode({"refused": "queue_full", "waiting": waiting}))
+        # The Channel alone does not show a message that the next turn has taken but not begun with.
+        resources.accepted.set(context, digest, encode(None))
         resources.user_messages.publish(context, message)
         return RPCResult(encode({}))
 
-    @rpc(name="get_agent_snapshot", load_attribute_maps=(resources.interrupts,))
-    async def get_agent_snapshot_rpc(self, context: Context) -> RPCResult[bytes]:
+    @rpc(
+        name="get_agent_snapshot",
+        load_attribute_maps=(resources.interrupts, resources.accepted, resources.last_turn),
+    )
+    def get_agent_snapshot_rpc(self, context: Context) -> RPCResult[bytes]:
         """Where the session stands."""
         stored = resources.header.get(context)
         header = Header.from_json(decode(stored)) if stored else Header()
@@ -147,22 +161,24 @@ class AgentSessionFlow(Flow[bytes]):
             interrupt = StoredInterrupt.from_json(decode(resources.interrupts.get(context, key)))
             if interrupt.is_pending:
                 pending.append(_shown(interrupt))
+        last = resources.last_turn.get(context, resources.LAST_TURN_KEY)
         return RPCResult(
             encode(
                 {
                     "turn_id": header.turn_id,
+                    "is_starting": not stored,
                     "turns_done": resources.turns_done.get(context) or 0,
                     "revision": resources.revision.get(context) or 0,
                     "usage": asdict(header.usage),
-                    "last_turn": asdict(header.last_turn) if header.last_turn else None,
+                    "last_turn": decode(last) if last else None,
                     "pending_interrupts": pending,
-                    "queued_messages": resources.user_messages.size(context),
+                    "queued_messages": len(resources.accepted.get_all_instance_keys(context)),
                 }
             )
         )
 
     @rpc(name="resolve_interrupt")
-    async def resolve_interrupt_rpc(self, context: Context, answer: bytes) -> RPCResult[bytes]:
+    def resolve_interrupt_rpc(self, context: Context, answer: bytes) -> RPCResult[bytes]:
         """Answer an interrupt; the caller locks and loads it."""
         given = decode(answer)
         interrupt_id = given["interrupt_id"]
@@ -183,8 +199,11 @@ class AgentSessionFlow(Flow[bytes]):
         return RPCResult(encode({}))
 
     @rpc(name="read_pages")
-    async def read_pages_rpc(self, context: Context, request: bytes) -> RPCResult[bytes]:
-        """Messages of the given turns, newest turn first, as many turns as fit; the caller loads their pages."""
+    def read_pages_rpc(self, context: Context, request: bytes) -> RPCResult[bytes]:
+        """Messages of the given turns, newest turn first, as many turns as fit.
+
+        The caller loads their pages.
+        """
         wanted = decode(request)
         pages: list[Any] = []
         size = 0

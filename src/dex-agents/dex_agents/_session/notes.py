@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dex_agents._contract import ToolCallRecord, ToolCallStatus
+from dex_agents._session.failures import clean_text
 from dex_agents._session.records import FinishedCall
 from dex_agents._session.results import encode_text
 
-_TEXT_LIMIT = 300
+_TEXT_BYTES = 300
+_NAME_BYTES = 100
 
 
 def finished_call(record: ToolCallRecord) -> FinishedCall:
@@ -19,13 +21,16 @@ def finished_call(record: ToolCallRecord) -> FinishedCall:
         text = record.rejection_message
     else:
         text = record.error
-    if len(text) > _TEXT_LIMIT:
-        text = text[: _TEXT_LIMIT - 3] + "..."
-    return FinishedCall(record.tool_name, record.call_id, str(record.status), text)
+    return FinishedCall(
+        clean_text(record.tool_name, _NAME_BYTES),
+        clean_text(record.call_id, _NAME_BYTES),
+        str(record.status),
+        clean_text(text, _TEXT_BYTES),
+    )
 
 
 def turn_failure_note(reason: str, calls: Sequence[FinishedCall]) -> str:
-    """The note; it names each call of the turn that ended, so that no write is repeated unknowingly."""
+    """The note; it names each call of the turn that ended, so that no write is done again."""
     lines = [f"[session note] The turn above failed before it was answered: {reason}"]
     if calls:
         lines.append("These tool calls of it had already ended:")

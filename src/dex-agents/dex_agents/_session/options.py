@@ -5,24 +5,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+_KIB = 1024
+_DURATIONS = (
+    "model_call_timeout",
+    "tool_call_timeout",
+    "heartbeat_timeout",
+    "model_retry_interval",
+    "model_retry_limit",
+    "tool_retry_interval",
+)
+# A Worker takes tasks of 4 MiB, and one of them must hold a message or result with its history.
+_COUNTS = {
+    "model_attempts": (1, 1_000),
+    "max_message_bytes": (1, 512 * _KIB),
+    "max_result_bytes": (4 * _KIB, 1024 * _KIB),
+    "max_queued_messages": (1, 1_000),
+}
+
 
 @dataclass(frozen=True)
 class AgentSessionOptions:
-    """How the sessions of one Flow behave.
+    """How the sessions of one Flow behave. Durations are whole seconds.
 
     Attributes:
         model_call_timeout: Longest time of one ``RunModel`` attempt.
         tool_call_timeout: Longest time of one attempt of a tool, unless its call says otherwise.
-        heartbeat_timeout: A Step without a sign of life for this long is taken as lost. Steps that run a model or
-            a tool give one by themselves every third of it.
+            Many hours are fine.
+        heartbeat_timeout: A Step without a sign of life for this long is taken as lost. Steps that
+            run a model or a tool give one by themselves every third of it.
         model_attempts: Attempts of one ``RunModel`` before the turn fails.
-        model_retry_interval: Delay before its second attempt; doubles up to ``model_retry_limit``. A provider's
-            own retry-after goes first.
+        model_retry_interval: Delay before its second attempt; doubles up to ``model_retry_limit``.
+            A provider's own retry-after goes first.
         model_retry_limit: Longest delay between its attempts.
         tool_retry_interval: Delay before the second attempt of a read or idempotent write; doubles.
         max_message_bytes: Largest user message, in bytes of UTF-8.
-        max_result_bytes: Largest stored tool result; a larger one is cut, and says so.
+        max_result_bytes: Largest tool result as stored, compressed; a larger one is cut, and says
+            so. The results of one response share 2 MiB.
         max_queued_messages: User messages that may wait for their turn.
+
+    Raises:
+        TypeError, ValueError: A value has the wrong type or is out of its range; the text names it.
     """
 
     model_call_timeout: timedelta = timedelta(minutes=10)
@@ -32,31 +54,27 @@ class AgentSessionOptions:
     model_retry_interval: timedelta = timedelta(seconds=1)
     model_retry_limit: timedelta = timedelta(seconds=30)
     tool_retry_interval: timedelta = timedelta(seconds=1)
-    max_message_bytes: int = 256 * 1024
-    max_result_bytes: int = 256 * 1024
+    max_message_bytes: int = 256 * _KIB
+    max_result_bytes: int = 256 * _KIB
     max_queued_messages: int = 100
 
     def __post_init__(self) -> None:
-        for name in (
-            "model_call_timeout",
-            "tool_call_timeout",
-            "heartbeat_timeout",
-            "model_retry_interval",
-            "model_retry_limit",
-            "tool_retry_interval",
-        ):
+        for name in _DURATIONS:
             check_duration(f"AgentSessionOptions.{name}", getattr(self, name))
-        for name in (
-            "model_attempts",
-            "max_message_bytes",
-            "max_result_bytes",
-            "max_queued_messages",
-        ):
+        for name, (least, most) in _COUNTS.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"AgentSessionOptions.{name} must be an int, got {value!r}")
-            if value < 1:
-                raise ValueError(f"AgentSessionOptions.{name} must be at least 1, got {value}")
+            if not least <= value <= most:
+                raise ValueError(
+                    f"AgentSessionOptions.{name} must be {least} to {most}, got {value}"
+                )
+        if self.model_retry_limit < self.model_retry_interval:
+            raise ValueError(
+                "AgentSessionOptions.model_retry_limit must not be shorter than "
+                f"model_retry_interval, got {self.model_retry_limit} and "
+                f"{self.model_retry_interval}"
+            )
 
 
 def check_duration(name: str, value: object) -> None:

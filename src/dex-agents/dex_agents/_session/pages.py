@@ -1,4 +1,8 @@
-"""Pages of finished turns. Decoded pages are kept by content: a pure cache that changes nothing but time."""
+"""Pages of finished turns.
+
+Decoded pages are kept by content: a pure cache that changes nothing but time. Whoever reads them
+must not change them.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +16,41 @@ from dex_agents._session import resources
 from dex_agents._session.encoding import decode
 from dex_agents._session.records import message_from_json
 
-_CACHE_LIMIT = 4_096
-_cache: OrderedDict[bytes, tuple[AgentMessage, ...]] = OrderedDict()
+CACHE_BYTES = 16 * 1024 * 1024
+"""Budget, counted as stored; decoded and in use a page takes ten times as much and more."""
 
 
-def read_page(data: bytes) -> Sequence[AgentMessage]:
-    """The messages of one page."""
-    found = _cache.get(data)
-    if found is None:
+class PageCache:
+    """The pages read last, up to a number of stored bytes."""
+
+    def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._pages: OrderedDict[bytes, tuple[AgentMessage, ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def read(self, data: bytes) -> Sequence[AgentMessage]:
+        """The messages of one page."""
+        found = self._pages.get(data)
+        if found is not None:
+            self._pages.move_to_end(data)
+            return found
         found = tuple(message_from_json(item) for item in decode(data))
-        _cache[data] = found
-        if len(_cache) > _CACHE_LIMIT:
-            _cache.popitem(last=False)
-    else:
-        _cache.move_to_end(data)
-    return found
+        self._pages[data] = found
+        self._bytes += len(data)
+        while self._bytes > self._max_bytes:
+            dropped, _ = self._pages.popitem(last=False)
+            self._bytes -= len(dropped)
+        return found
+
+
+_cache = PageCache()
+read_page = _cache.read
 
 
 def read_history(context: Context) -> list[AgentMessage]:
     """Messages of all finished turns, oldest first; the page map must be loaded."""
     keys = sorted(resources.messages.get_all_instance_keys(context))
-    return [
-        message for key in keys for message in read_page(resources.messages.get(context, key))
-    ]
+    return [message for key in keys for message in read_page(resources.messages.get(context, key))]

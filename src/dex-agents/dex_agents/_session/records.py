@@ -1,6 +1,8 @@
 """What is stored of a session, as JSON that grows by fields with defaults only.
 
-``from_json`` of each type takes what any earlier release wrote: absent fields get their default, unknown ones are left out.
+``from_json`` of each type takes what any earlier release wrote: absent fields get their default,
+unknown ones are left out. ``to_json`` shares nested values instead of copying them, as they are
+encoded at once.
 """
 
 from __future__ import annotations
@@ -31,6 +33,10 @@ def _known(cls: type[_T], data: Mapping[str, Any]) -> _T:
     return cls(**{key: value for key, value in data.items() if key in names})
 
 
+def _shallow(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in fields(value)}
+
+
 @dataclass
 class LastTurn:
     """How the newest finished turn ended."""
@@ -39,17 +45,25 @@ class LastTurn:
     final_text: str = ""
     error: str = ""
 
+    def to_json(self) -> Json:
+        """For storage."""
+        return _shallow(self)
+
+    @classmethod
+    def from_json(cls, data: Json) -> LastTurn:
+        """From storage."""
+        return _known(cls, data)
+
 
 @dataclass
 class Header:
-    """Where a session stands."""
+    """Where a session stands. It goes along with every task, so nothing in it may grow."""
 
     turn_id: str = ""  # of the open turn; empty between turns
     turns_started: int = 0
     next_sequence: int = 0
     usage: TokenUsage = field(default_factory=TokenUsage)
-    last_turn: LastTurn | None = None
-    message_ids: list[str] = field(default_factory=list)  # newest last
+    message_digests: list[str] = field(default_factory=list)  # newest last
 
     def to_json(self) -> Json:
         """For storage."""
@@ -60,16 +74,21 @@ class Header:
         """From storage."""
         header = _known(cls, data)
         header.usage = _known(TokenUsage, data.get("usage") or {})
-        last = data.get("last_turn")
-        header.last_turn = _known(LastTurn, last) if last else None
         return header
 
     def remember_message(self, message_id: str) -> bool:
         """Remember a message id; ``False`` if it was there."""
-        if message_id in self.message_ids:
+        digest = message_digest(message_id)
+        if digest in self.message_digests:
             return False
-        self.message_ids = [*self.message_ids, message_id][-MESSAGE_IDS_KEPT:]
+        self.message_digests = [*self.message_digests, digest][-MESSAGE_IDS_KEPT:]
         return True
+
+
+def message_digest(message_id: str) -> str:
+    """A short name for a message id, which may be long and may hold any character."""
+    data = message_id.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 @dataclass
@@ -81,14 +100,26 @@ class FinishedCall:
     status: str
     text: str = ""
 
+    def to_json(self) -> Json:
+        """For storage."""
+        return _shallow(self)
+
+    @classmethod
+    def from_json(cls, data: Json) -> FinishedCall:
+        """From storage."""
+        return _known(cls, data)
+
 
 @dataclass
 class TurnState:
-    """The open turn."""
+    """The open turn, apart from the runner's own state, which may be large.
+
+    The Step that ends a failed turn loads this and nothing large, so that it always can.
+    """
 
     user_message: Json
-    run_state: Json = None
     rounds: int = 0  # responses with calls so far
+    has_run_state: bool = False
     model_calls: int = 0
     usage: TokenUsage = field(default_factory=TokenUsage)
     call_ids: dict[str, int] = field(default_factory=dict)  # how often each id was used
@@ -96,7 +127,21 @@ class TurnState:
 
     def to_json(self) -> Json:
         """For storage."""
-        return asdict(self)
+        return {
+            **_shallow(self),
+            "usage": asdict(self.usage),
+            "finished": [_shallow(call) for call in self.finished],
+        }
+
+    def name_call(self, call_id: str) -> str:
+        """A name for a call that no other call of the turn has: its id, or ``id#2``, ``id#3`` …"""
+        name = call_id
+        while True:
+            uses = self.call_ids[name] = self.call_ids.get(name, 0) + 1
+            if uses == 1:
+                return name
+            # Counted like an id, because a model may choose just this text as an id later.
+            name = f"{name}#{uses}"
 
     @classmethod
     def from_json(cls, data: Json) -> TurnState:
@@ -117,7 +162,8 @@ class CallTask:
     call: RequestedToolCall
     idempotency_key: str
     has_context: bool = False
-    deadline_s: int | None = None  # of the approval
+    calls: int = 1  # of the batch
+    deadline_ms: int | None = None  # of the approval
 
     def to_json(self) -> Json:
         """For storage."""
@@ -125,10 +171,11 @@ class CallTask:
             "turn_id": self.turn_id,
             "batch": self.batch,
             "index": self.index,
-            "call": {**asdict(self.call), "arguments": dict(self.call.arguments)},
+            "call": {**_shallow(self.call), "arguments": dict(self.call.arguments)},
             "idempotency_key": self.idempotency_key,
             "has_context": self.has_context,
-            "deadline_s": self.deadline_s,
+            "calls": self.calls,
+            "deadline_ms": self.deadline_ms,
         }
 
     @classmethod
@@ -183,7 +230,7 @@ class StoredInterrupt:
 
     def to_json(self) -> Json:
         """For storage."""
-        return asdict(self)
+        return _shallow(self)
 
     @classmethod
     def from_json(cls, data: Json) -> StoredInterrupt:
@@ -192,14 +239,17 @@ class StoredInterrupt:
 
 
 def arguments_digest(tool_name: str, arguments: Mapping[str, Json]) -> str:
-    """SHA-256 of a call's name and arguments in canonical form, so that an approver can be held to what was shown."""
+    """SHA-256 of a call's name and arguments in canonical form.
+
+    It holds an approver to what was shown.
+    """
     canonical = json.dumps([tool_name, dict(arguments)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 def record_to_json(record: ToolCallRecord) -> Json:
     """For storage."""
-    return asdict(record)
+    return _shallow(record)
 
 
 def record_from_json(data: Json) -> ToolCallRecord:
@@ -209,9 +259,7 @@ def record_from_json(data: Json) -> ToolCallRecord:
 
 def message_to_json(message: AgentMessage) -> Json:
     """For storage."""
-    data = asdict(message)
-    data["framework_item"] = message.framework_item
-    return data
+    return _shallow(message)
 
 
 def message_from_json(data: Json) -> AgentMessage:

@@ -1,6 +1,7 @@
-"""What a session stores and where messages wait. Shared by all session Flows; a Stream is not, each Flow has its own.
+"""What a session stores and where messages wait.
 
-The plain Attributes go along with every task, so they stay tiny; everything else is in maps and loaded by name.
+Shared by all session Flows; a Stream is not, each Flow has its own. The plain Attributes go along
+with every task, so they stay tiny; everything else is in maps and loaded by name.
 """
 
 from __future__ import annotations
@@ -17,13 +18,22 @@ revision = Attribute("revision", int)
 messages = AttributeMap("messages", bytes)
 """One immutable page for each turn, by turn number."""
 turn_states = AttributeMap("turn_states", bytes)
-"""The open turn, by turn id."""
+"""The open turn, by turn id; small."""
+run_states = AttributeMap("run_states", bytes)
+"""What the runner needs to go on with the open turn, by turn id."""
 tool_contexts = AttributeMap("tool_contexts", bytes)
 """What the tool Steps of a response share, by batch."""
 records = AttributeMap("records", bytes)
 """Records of calls whose response is not consumed yet, by batch and index."""
+call_notes = AttributeMap("call_notes", bytes)
+"""The short form of each such record, for the note of a failed turn."""
 interrupts = AttributeMap("interrupts", bytes)
 """What a person is asked, by interrupt id."""
+
+accepted = AttributeMap("accepted", bytes)
+"""User messages that no turn was opened for yet, by digest of their id."""
+last_turn = AttributeMap("last_turn", bytes)
+"""How the newest finished turn ended, under one key."""
 
 user_messages = Channel("user_messages", bytes)
 answers = ChannelMap("answers", bytes)
@@ -31,6 +41,7 @@ answers = ChannelMap("answers", bytes)
 finished_calls = ChannelMap("finished_calls", int)
 """Indexes of the calls of a batch that have their record."""
 
+LAST_TURN_KEY = "newest"
 STREAM_NAME = "AgentEvents"
 
 

@@ -1,4 +1,7 @@
-"""A tool's result as it is stored. Saving never decides whether a tool ran: what does not fit is cut, and says so."""
+"""A tool's result as it is stored.
+
+Saving never decides whether a tool ran: what does not fit is cut, and says so.
+"""
 
 from __future__ import annotations
 
@@ -12,54 +15,80 @@ from dex_agents._session.records import CallTask
 
 _LOGGER = logging.getLogger("dex_agents")
 _PREVIEW_SHARE = 2  # the preview takes at most this fraction of the limit, escapes included
+ROUND_BYTES = 2 * 1024 * 1024
+"""What all results of one response may take together: one ``RunModel`` task carries them all."""
+_LEAST_BYTES = 4 * 1024
+
+
+def result_limit(max_result_bytes: int, calls: int) -> int:
+    """Largest stored result of one call of a response with so many calls."""
+    return min(max_result_bytes, max(_LEAST_BYTES, ROUND_BYTES // max(calls, 1)))
 
 
 def succeeded_record(
     task: CallTask, result: ToolExecutionResult, attempt: int, max_bytes: int
 ) -> ToolCallRecord:
-    """The record of a call that succeeded."""
-    framework_data = result.framework_data
-    if not _fits(framework_data, max_bytes):
-        _LOGGER.warning(
-            "side data of tool %s dropped: it cannot be stored in %d bytes",
-            task.call.tool_name,
-            max_bytes,
-        )
-        framework_data = None
+    """The record of a call that succeeded, in at most about ``max_bytes`` as stored."""
+    try:
+        output, framework_data = result.output, result.framework_data
+    except AttributeError:
+        # The tool ran; that its runner gave the result in a wrong form must not hide it.
+        output, framework_data = {"unencodable": True, "preview": _preview(result, max_bytes)}, None
+    if framework_data is not None:
+        size = _size(framework_data)
+        if size is None or size > max_bytes // 2:
+            _LOGGER.warning(
+                "side data of tool %s dropped: it cannot be stored in %d bytes",
+                task.call.tool_name,
+                max_bytes // 2,
+            )
+            framework_data = None
+        else:
+            max_bytes -= size
     return ToolCallRecord(
         task.call.call_id,
         task.call.tool_name,
         ToolCallStatus.SUCCEEDED,
-        output=fit_output(result.output, max_bytes),
+        output=fit_output(output, max_bytes),
         framework_data=framework_data,
         attempt=attempt,
     )
 
 
-def _fits(value: Json, max_bytes: int) -> bool:
+def _size(value: Json) -> int | None:
     try:
-        return len(encode(value)) <= max_bytes
+        return len(encode(value))
     except EncodingError:
-        return False
+        return None
+
+
+def _preview(value: object, max_bytes: int) -> str:
+    try:
+        return clean_text(repr(value), max_bytes // _PREVIEW_SHARE)
+    except Exception:
+        return f"({type(value).__name__})"
 
 
 def fit_output(output: Json, max_bytes: int) -> Json:
-    """The output, or ``{"truncated": true, "original_bytes": n, "preview": text}`` when it is too large.
+    """The output, or a stated substitute that fits.
 
-    An output that is no JSON value is stored as ``{"unencodable": true, "preview": text}``.
+    A too large one becomes ``{"truncated": true, "original_bytes": n, "preview": text}``; one that
+    is no JSON value becomes ``{"unencodable": true, "preview": text}``.
     """
-    try:
-        size = len(encode(output))
-    except EncodingError:
-        preview = clean_text(repr(output), max_bytes // _PREVIEW_SHARE)
-        return {"unencodable": True, "preview": preview}
+    size = _size(output)
+    if size is None:
+        return {"unencodable": True, "preview": _preview(output, max_bytes)}
     if size <= max_bytes:
         return output
     text = output if isinstance(output, str) else encode_text(output)
+    preview = clean_text(text, max_bytes // _PREVIEW_SHARE)
+    # Escaped in storage, one character may take six bytes for each of its own.
+    while len(encode(preview)) > max_bytes * 3 // 4:
+        preview = clean_text(preview, len(preview.encode()) // 2)
     return {
         "truncated": True,
         "original_bytes": len(text.encode("utf-8", "backslashreplace")),
-        "preview": clean_text(text, max_bytes // _PREVIEW_SHARE),
+        "preview": preview,
     }
 
 

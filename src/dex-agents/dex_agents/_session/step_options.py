@@ -43,20 +43,21 @@ def await_user_message(flow: AgentSessionFlow) -> StepMovement[bytes]:
     return StepMovement.of(AwaitUserMessage, encode({}), options=pure_step())
 
 
-def _records_of(before: Round) -> tuple[resources.AttributeMapLoad, ...]:
-    return tuple(
-        resources.records.load(resources.call_key(before.batch, index))
-        for index in range(before.calls)
-    )
+def _call_keys(before: Round) -> list[str]:
+    return [resources.call_key(before.batch, index) for index in range(before.calls)]
 
 
 def run_model(options: AgentSessionOptions, before: Round) -> StepMovement[bytes]:
     """To a model call; when its attempts run out, to the end of the turn."""
     from dex_agents._session.steps_turn import FailTurn, RunModel
 
-    own = (resources.turn_states.load(before.turn_id), *_records_of(before))
-    # Not the history: a turn that failed because it does not fit must still be able to end.
-    failed = StepOptions(execute_retry=PATIENT, execute_load_attribute_map_instances=own)
+    keys = _call_keys(before)
+    state = resources.turn_states.load(before.turn_id)
+    # Nothing large: a turn that failed because it does not fit a task must still be able to end.
+    failed = StepOptions(
+        execute_retry=PATIENT,
+        execute_load_attribute_map_instances=(state, *map(resources.call_notes.load, keys)),
+    )
     run = StepOptions(
         execute_method_timeout=options.model_call_timeout,
         heartbeat_timeout=options.heartbeat_timeout,
@@ -69,7 +70,11 @@ def run_model(options: AgentSessionOptions, before: Round) -> StepMovement[bytes
         ),
         execute_durability=StepDurability.SYNC,
         execute_load_attribute_maps=(resources.messages,),
-        execute_load_attribute_map_instances=own,
+        execute_load_attribute_map_instances=(
+            state,
+            resources.run_states.load(before.turn_id),
+            *map(resources.records.load, keys),
+        ),
     )
     return StepMovement.of(
         RunModel,
@@ -115,9 +120,7 @@ def call_tool(options: AgentSessionOptions, task: CallTask) -> StepMovement[byte
     effect = task.call.effect
     is_repeatable = effect in (ToolEffect.READ, ToolEffect.IDEMPOTENT_WRITE)
     timeout = (
-        timedelta(seconds=task.call.timeout_s)
-        if task.call.timeout_s
-        else options.tool_call_timeout
+        timedelta(seconds=task.call.timeout_s) if task.call.timeout_s else options.tool_call_timeout
     )
     loads = (resources.tool_contexts.load(task.batch),) if task.has_context else ()
     run = StepOptions(

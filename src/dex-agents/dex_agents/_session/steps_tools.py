@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -21,19 +20,23 @@ from dex_agents._session import resources, step_options
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.events import StepEvents
 from dex_agents._session.failures import (
+    MAX_MODEL_TEXT_BYTES,
+    RUNNER_FAILURES,
     message_of,
     not_run_record,
     record_after_failure,
     tool_failure,
 )
-from dex_agents._session.heartbeat import beating
+from dex_agents._session.heartbeat import first_sign, keep_alive
+from dex_agents._session.notes import finished_call
 from dex_agents._session.records import CallTask, StoredInterrupt, record_to_json
-from dex_agents._session.results import succeeded_record
+from dex_agents._session.results import result_limit, succeeded_record
 
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
 
 EXPIRED_TEXT = "Nobody approved this tool call before its deadline, so it was not run."
+_AFTER_THE_WAIT = 1  # WaitFor and Execute of one Step execution share their events' numbers
 REJECTED_TEXT = "The user rejected this tool call, so it was not run."
 
 
@@ -41,6 +44,7 @@ def _finish(context: AsyncContext, task: CallTask, record: ToolCallRecord) -> St
     """Store a call's record and tell the Step that waits for it: one commit."""
     key = resources.call_key(task.batch, task.index)
     resources.records.set(context, key, encode(record_to_json(record)))
+    resources.call_notes.set(context, key, encode(finished_call(record).to_json()))
     resources.finished_calls.publish(context, task.batch, task.index)
     return dead_end()
 
@@ -64,15 +68,32 @@ class AwaitToolApproval(Step[bytes]):
     def get_step_options(self) -> StepOptions:
         return step_options.pure_step()
 
-    async def wait_for(self, context: AsyncContext, input: bytes) -> Wait:
+    async def wait_for(  # type: ignore[override]
+        self, context: AsyncContext, input: bytes
+    ) -> Wait:
         task = CallTask.from_json(decode(input))
         _failpoints.reach("approval.open")
+        # Told here and not by the Step before, whose commit made the interrupt answerable.
+        events = StepEvents(self._flow.event_stream, context, task.turn_id)
+        events.emit(
+            "interrupt_requested",
+            interrupt_id=resources.call_key(task.batch, task.index),
+            kind="approval",
+            tool_call_id=task.call.call_id,
+            tool_name=task.call.tool_name,
+            agent_name=task.call.agent_name,
+            arguments=dict(task.call.arguments),
+        )
+        events.close()
         answered = resources.answers.for_one(resources.call_key(task.batch, task.index))
-        if task.deadline_s is None:
+        if task.deadline_ms is None:
             return Wait.until(answered)
-        return Wait.any_of(answered, Timer.by_duration(timedelta(seconds=task.deadline_s)))
+        left = max(1, math.ceil((task.deadline_ms - now_ms()) / 1_000))
+        return Wait.any_of(answered, Timer.by_duration(timedelta(seconds=left)))
 
-    async def execute(self, context: AsyncContext, input: bytes) -> StepDecision:
+    async def execute(  # type: ignore[override]
+        self, context: AsyncContext, input: bytes
+    ) -> StepDecision:
         task = CallTask.from_json(decode(input))
         interrupt_id = resources.call_key(task.batch, task.index)
         stored = resources.interrupts.get(context, interrupt_id)
@@ -89,7 +110,9 @@ class AwaitToolApproval(Step[bytes]):
             ToolCallStatus.REJECTED,
             rejection_message=str(message),
         )
-        events = StepEvents(self._flow.event_stream, context, task.turn_id)
+        events = StepEvents(
+            self._flow.event_stream, context, task.turn_id, first_seq=_AFTER_THE_WAIT
+        )
         _finished_event(events, task, record)
         events.close()
         return _finish(context, task, record)
@@ -101,13 +124,16 @@ class _ToolStep(Step[bytes]):
     def __init__(self, flow: AgentSessionFlow) -> None:
         self._flow = flow
 
-    async def execute(self, context: AsyncContext, input: bytes) -> StepDecision:
+    async def execute(  # type: ignore[override]
+        self, context: AsyncContext, input: bytes
+    ) -> StepDecision:
         task = CallTask.from_json(decode(input))
         tool_context = None
         if task.has_context:
             stored = resources.tool_contexts.get(context, task.batch)
             tool_context = decode(stored) if stored else None
-        with self._events(context, task) as events:
+        events = StepEvents(self._flow.event_stream, context, task.turn_id)
+        try:
             events.emit(
                 "tool_call_started",
                 tool_call_id=task.call.call_id,
@@ -115,17 +141,20 @@ class _ToolStep(Step[bytes]):
                 agent_name=task.call.agent_name,
                 arguments=dict(task.call.arguments),
             )
-            events.flush()
-            # The engine must have heard of this attempt before the tool can have any effect.
-            await context.heartbeat()
+            await first_sign(context)
             record = await self._run(context, task, tool_context)
             _failpoints.reach("tool.after_call")
             _finished_event(events, task, record)
+        finally:
+            events.close()
         return _finish(context, task, record)
 
-    async def _run(self, context: AsyncContext, task: CallTask, tool_context: object) -> ToolCallRecord:
+    async def _run(
+        self, context: AsyncContext, task: CallTask, tool_context: object
+    ) -> ToolCallRecord:
         call = task.call
         options = self._flow.options
+        limit = result_limit(options.max_result_bytes, task.calls)
         execution = DeferredToolExecution(
             session_id=context.flow_id,
             turn_id=task.turn_id,
@@ -142,29 +171,24 @@ class _ToolStep(Step[bytes]):
         )
         _failpoints.reach("tool.before_call")
         try:
-            async with beating(context, options.heartbeat_timeout.total_seconds()):
-                result = await self._flow.runner.execute_deferred_tool_call(execution)
+            result = await keep_alive(
+                context,
+                options.heartbeat_timeout.total_seconds(),
+                self._flow.runner.execute_deferred_tool_call(execution),
+            )
         except ToolNotStartedError as error:
-            return not_run_record(task, message_of(error), context.attempt)
+            return not_run_record(task, message_of(error, limit // 2), context.attempt)
         except ToolExecutionError as error:
             return ToolCallRecord(
                 call.call_id,
                 call.tool_name,
                 ToolCallStatus.FAILED,
-                error=message_of(error),
+                error=message_of(error, min(MAX_MODEL_TEXT_BYTES, limit // 2)),
                 attempt=context.attempt,
             )
-        except Exception as error:
+        except RUNNER_FAILURES as error:
             raise tool_failure(error) from None
-        return succeeded_record(task, result, context.attempt, options.max_result_bytes)
-
-    @contextlib.contextmanager
-    def _events(self, context: AsyncContext, task: CallTask) -> Iterator[StepEvents]:
-        events = StepEvents(self._flow.event_stream, context, task.turn_id)
-        try:
-            yield events
-        finally:
-            events.close()
+        return succeeded_record(task, result, context.attempt, limit)
 
 
 class CallTool(_ToolStep):
@@ -181,7 +205,9 @@ class RecordToolOutcome(Step[bytes]):
     def __init__(self, flow: AgentSessionFlow) -> None:
         self._flow = flow
 
-    async def execute(self, context: AsyncContext, input: bytes) -> StepDecision:
+    async def execute(  # type: ignore[override]
+        self, context: AsyncContext, input: bytes
+    ) -> StepDecision:
         task = CallTask.from_json(decode(input))
         error = context.recovery_error
         record = record_after_failure(

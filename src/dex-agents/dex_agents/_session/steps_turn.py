@@ -1,19 +1,18 @@
-"""Steps of a turn that run alone in it; only they write the session header."""
+"""Steps of a turn that run alone in it; only they write the session header.
+
+The SDK takes async handlers; its type hints know only the others, hence ``type: ignore``.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dex import AsyncContext, Step, StepDecision, StepMovement, StepOptions, Wait, go_to_many
 
 from dex_agents import _failpoints
 from dex_agents._contract import (
-    AgentMessage,
     ContinueTurn,
-    RequestedToolCall,
     RunModelOutcome,
     RunModelRequest,
     ToolCallRecord,
@@ -24,51 +23,42 @@ from dex_agents._errors import AgentTurnError
 from dex_agents._session import resources, step_options
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.events import StepEvents
-from dex_agents._session.failures import clean_text, model_failure, turn_error_text
-from dex_agents._session.heartbeat import beating
-from dex_agents._session.notes import finished_call, turn_failure_note
+from dex_agents._session.failures import (
+    RUNNER_FAILURES,
+    clean_text,
+    model_failure,
+    turn_error_text,
+)
+from dex_agents._session.heartbeat import keep_alive
+from dex_agents._session.notes import finished_call
+from dex_agents._session.outcomes import check_outcome, check_size, encoded
 from dex_agents._session.pages import read_history
 from dex_agents._session.records import (
     CallTask,
+    FinishedCall,
     Header,
     LastTurn,
     Round,
     StoredInterrupt,
     TurnState,
-    message_from_json,
+    message_digest,
     message_to_json,
     record_from_json,
 )
 from dex_agents._session.steps_tools import now_ms
+from dex_agents._session.turn_end import (
+    build_user_message,
+    end_turn,
+    fail_turn,
+    forget_round,
+    grow_revision,
+    read_header,
+    read_turn_state,
+    write_header,
+)
 
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
-
-
-def read_header(context: AsyncContext) -> Header:
-    """The session header."""
-    stored = resources.header.get(context)
-    return Header.from_json(decode(stored)) if stored else Header()
-
-
-def _write_header(context: AsyncContext, header: Header) -> None:
-    resources.header.set(context, encode(header.to_json()))
-
-
-def _read_records(context: AsyncContext, before: Round) -> list[ToolCallRecord]:
-    found = []
-    for index in range(before.calls):
-        stored = resources.records.get(context, resources.call_key(before.batch, index))
-        assert stored, f"call {index} of {before.batch} has no record"
-        found.append(record_from_json(decode(stored)))
-    return found
-
-
-def _forget_round(context: AsyncContext, before: Round) -> None:
-    for index in range(before.calls):
-        resources.records.delete(context, resources.call_key(before.batch, index))
-    if before.has_context:
-        resources.tool_contexts.delete(context, before.batch)
 
 
 class AwaitUserMessage(Step[bytes]):
@@ -80,24 +70,30 @@ class AwaitUserMessage(Step[bytes]):
     def get_step_options(self) -> StepOptions:
         return step_options.pure_step()
 
-    async def wait_for(self, context: AsyncContext, input: bytes) -> Wait:
+    async def wait_for(  # type: ignore[override]
+        self, context: AsyncContext, input: bytes
+    ) -> Wait:
         if "message" in decode(input):
             return Wait.skip_immediately()
         return Wait.until(resources.user_messages.for_one())
 
-    async def execute(self, context: AsyncContext, input: bytes) -> StepDecision:
+    async def execute(  # type: ignore[override]
+        self, context: AsyncContext, input: bytes
+    ) -> StepDecision:
         message = decode(input).get("message")
         if message is None:
             message = decode(resources.user_messages.results(context)[0])
+            resources.accepted.delete(context, message_digest(message["id"]))
         header = read_header(context)
         if not header.remember_message(message["id"]):
             # The client sent it again because it did not hear that the first one had arrived.
             return go_to_many(step_options.await_user_message(self._flow))
         header.turns_started += 1
         header.turn_id = f"t{header.turns_started}"
-        state = TurnState(message_to_json(self._flow.runner.build_user_message(message["text"])))
+        built = build_user_message(self._flow, message["text"])
+        state = TurnState(message_to_json(built))
         resources.turn_states.set(context, header.turn_id, encode(state.to_json()))
-        _write_header(context, header)
+        write_header(context, header)
         return go_to_many(step_options.run_model(self._flow.options, Round(header.turn_id)))
 
 
@@ -107,32 +103,28 @@ class RunModel(Step[bytes]):
     def __init__(self, flow: AgentSessionFlow) -> None:
         self._flow = flow
 
-    async def execute(self, context: AsyncContext, input: bytes) -> StepDecision:
+    async def execute(  # type: ignore[override]
+        self, context: AsyncContext, input: bytes
+    ) -> StepDecision:
         before = Round.from_json(decode(input))
         header = read_header(context)
-        stored = resources.turn_states.get(context, before.turn_id)
-        assert stored, f"turn {before.turn_id} has no state"
-        state = TurnState.from_json(decode(stored))
+        state = read_turn_state(context, before.turn_id)
         records = _read_records(context, before)
+        state.finished += [finished_call(record) for record in records]
         events = StepEvents(self._flow.event_stream, context, before.turn_id)
         try:
-            if not before.batch and not state.model_calls and state.run_state is None:
+            if not before.batch and not state.has_run_state:
                 events.emit("turn_started", text=state.user_message.get("text", ""))
             try:
                 outcome = await self._run(context, before, state, records, events)
+                state.usage += outcome.usage
+                state.model_calls += outcome.usage.model_calls
+                return self._go_on(context, events, header, state, before, outcome)
             except AgentTurnError as error:
-                state.finished += [finished_call(record) for record in records]
-                return self._fail(context, events, header, state, before, turn_error_text(error))
-            state.usage += outcome.usage
-            state.model_calls += outcome.usage.model_calls
-            if isinstance(outcome, TurnCompleted):
-                return self._complete(context, events, header, state, before, outcome)
-            state.run_state = outcome.run_state
-            state.finished += [finished_call(record) for record in records]
-            _forget_round(context, before)
-            if isinstance(outcome, ContinueTurn):
-                return self._continue(context, before, state)
-            return self._pause(context, events, before, state, outcome)
+                # Nothing is written before the last thing that can raise this.
+                reason = turn_error_text(error)
+                events.emit("turn_failed", error=reason)
+                return fail_turn(context, self._flow, header, state, before, reason)
         finally:
             events.close()
 
@@ -144,6 +136,7 @@ class RunModel(Step[bytes]):
         records: Sequence[ToolCallRecord],
         events: StepEvents,
     ) -> RunModelOutcome:
+        stored = resources.run_states.get(context, before.turn_id) if state.has_run_state else None
         request = RunModelRequest(
             session_id=context.flow_id,
             turn_id=before.turn_id,
@@ -151,120 +144,142 @@ class RunModel(Step[bytes]):
             attempt=context.attempt,
             history=read_history(context),
             user_message=state.user_message["framework_item"],
-            run_state=state.run_state,
+            run_state=decode(stored) if stored else None,
             records=records,
             model_calls_so_far=state.model_calls,
             events=events,
         )
-        _failpoints.reach("resume.before" if before.batch else "model.before_call")
+        _failpoints.reach("model.before_call")
         try:
-            async with beating(context, self._flow.options.heartbeat_timeout.total_seconds()):
-                outcome = await self._flow.runner.run_model(request)
+            outcome = await keep_alive(
+                context,
+                self._flow.options.heartbeat_timeout.total_seconds(),
+                self._flow.runner.run_model(request),
+            )
+            check_outcome(outcome)
         except AgentTurnError:
             raise
-        except Exception as error:
+        except RUNNER_FAILURES as error:
             raise model_failure(error) from None
-        _failpoints.reach("resume.after_call" if before.batch else "model.after_call")
+        _failpoints.reach("model.after_call")
         return outcome
 
-    def _complete(
+    def _go_on(
         self,
         context: AsyncContext,
         events: StepEvents,
         header: Header,
         state: TurnState,
         before: Round,
-        outcome: TurnCompleted,
+        outcome: RunModelOutcome,
     ) -> StepDecision:
-        header.last_turn = LastTurn(before.turn_id, outcome.final_text)
-        header.usage += state.usage
-        events.emit("turn_completed", text=outcome.final_text)
-        return end_turn(context, self._flow, header, before, outcome.messages)
+        if isinstance(outcome, TurnCompleted):
+            last = LastTurn(before.turn_id, outcome.final_text)
+            decision = end_turn(context, self._flow, header, state, before, outcome.messages, last)
+            events.emit("turn_completed", text=outcome.final_text)
+            return decision
+        if isinstance(outcome, ContinueTurn):
+            return self._continue(context, before, state, outcome)
+        return self._pause(context, before, state, outcome)
 
-    def _fail(
-        self,
-        context: AsyncContext,
-        events: StepEvents,
-        header: Header,
-        state: TurnState,
-        before: Round,
-        reason: str,
+    def _continue(
+        self, context: AsyncContext, before: Round, state: TurnState, outcome: ContinueTurn
     ) -> StepDecision:
-        events.emit("turn_failed", error=reason)
-        return fail_turn(context, self._flow, header, state, before, reason)
-
-    def _continue(self, context: AsyncContext, before: Round, state: TurnState) -> StepDecision:
-        resources.turn_states.set(context, before.turn_id, encode(state.to_json()))
+        run_state = encoded("run_state", outcome.run_state)
+        check_size("the run state of this turn", (run_state,))
+        self._store(context, before, state, run_state)
         return go_to_many(step_options.run_model(self._flow.options, Round(before.turn_id)))
 
     def _pause(
-        self,
-        context: AsyncContext,
-        events: StepEvents,
-        before: Round,
-        state: TurnState,
-        outcome: ToolCallsRequested,
+        self, context: AsyncContext, before: Round, state: TurnState, outcome: ToolCallsRequested
     ) -> StepDecision:
         state.rounds += 1
         batch = f"{before.turn_id}.{state.rounds}"
         has_context = outcome.tool_context is not None
+        tool_context = encoded("tool_context", outcome.tool_context) if has_context else b""
+        run_state = encoded("run_state", outcome.run_state)
+        tasks = self._tasks(context.flow_id, state, batch, before.turn_id, has_context, outcome)
+        interrupts = {
+            resources.call_key(batch, task.index): encoded("a call", _interrupt(task).to_json())
+            for task in tasks
+            if task.call.requires_approval
+        }
+        calls = [encoded(f"a call of {task.call.tool_name}", task.to_json()) for task in tasks]
+        check_size(
+            "the calls of this response and what they need",
+            (tool_context, run_state, *interrupts.values(), *calls),
+        )
+        self._store(context, before, state, run_state)
         if has_context:
-            resources.tool_contexts.set(context, batch, encode(outcome.tool_context))
-        movements: list[StepMovement[bytes]] = []
-        asked = 0
-        uses = Counter(state.call_ids)
-        for index, call in enumerate(outcome.calls):
-            uses[call.call_id] += 1
-            task = CallTask(
-                turn_id=before.turn_id,
+            resources.tool_contexts.set(context, batch, tool_context)
+        for interrupt_id, interrupt in interrupts.items():
+            resources.interrupts.set(context, interrupt_id, interrupt)
+        if interrupts:
+            grow_revision(context)
+        after = Round(before.turn_id, batch, len(tasks), has_context)
+        return go_to_many(*map(self._movement, tasks), step_options.resume_turn(after))
+
+    def _tasks(
+        self,
+        flow_id: str,
+        state: TurnState,
+        batch: str,
+        turn_id: str,
+        has_context: bool,
+        outcome: ToolCallsRequested,
+    ) -> list[CallTask]:
+        allowed_s = self._flow.interrupt_deadline_s
+        deadline_ms = None if allowed_s is None else now_ms() + allowed_s * 1_000
+        return [
+            CallTask(
+                turn_id=turn_id,
                 batch=batch,
                 index=index,
                 call=call,
-                idempotency_key=_key(context.flow_id, before.turn_id, call, uses[call.call_id]),
+                idempotency_key=f"{flow_id}/{turn_id}/{state.name_call(call.call_id)}",
                 has_context=has_context,
-                deadline_s=self._flow.interrupt_deadline_s,
+                calls=len(outcome.calls),
+                deadline_ms=deadline_ms,
             )
-            if call.requires_approval:
-                asked += 1
-                self._ask(context, events, task)
-                movements.append(step_options.await_tool_approval(task))
-            else:
-                movements.append(step_options.call_tool(self._flow.options, task))
-        state.call_ids = dict(uses)
+            for index, call in enumerate(outcome.calls)
+        ]
+
+    def _movement(self, task: CallTask) -> StepMovement[bytes]:
+        if task.call.requires_approval:
+            return step_options.await_tool_approval(task)
+        return step_options.call_tool(self._flow.options, task)
+
+    def _store(
+        self, context: AsyncContext, before: Round, state: TurnState, run_state: bytes
+    ) -> None:
+        state.has_run_state = True
+        resources.run_states.set(context, before.turn_id, run_state)
         resources.turn_states.set(context, before.turn_id, encode(state.to_json()))
-        if asked:
-            resources.revision.set(context, (resources.revision.get(context) or 0) + 1)
-        after = Round(before.turn_id, batch, len(outcome.calls), has_context)
-        return go_to_many(*movements, step_options.resume_turn(after))
-
-    def _ask(self, context: AsyncContext, events: StepEvents, task: CallTask) -> None:
-        now = now_ms()
-        interrupt = StoredInterrupt(
-            interrupt_id=resources.call_key(task.batch, task.index),
-            turn_id=task.turn_id,
-            kind="approval",
-            tool_name=task.call.tool_name,
-            call_id=task.call.call_id,
-            arguments=dict(task.call.arguments),
-            agent_name=task.call.agent_name,
-            hint=task.call.hint,
-            requested_ms=now,
-            deadline_ms=None if task.deadline_s is None else now + task.deadline_s * 1_000,
-        )
-        resources.interrupts.set(context, interrupt.interrupt_id, encode(interrupt.to_json()))
-        events.emit(
-            "interrupt_requested",
-            interrupt_id=interrupt.interrupt_id,
-            kind=interrupt.kind,
-            tool_call_id=task.call.call_id,
-            tool_name=interrupt.tool_name,
-            arguments=interrupt.arguments,
-        )
+        forget_round(context, before)
 
 
-def _key(flow_id: str, turn_id: str, call: RequestedToolCall, use: int) -> str:
-    key = f"{flow_id}/{turn_id}/{call.call_id}"
-    return key if use == 1 else f"{key}#{use}"
+def _read_records(context: AsyncContext, before: Round) -> list[ToolCallRecord]:
+    found = []
+    for index in range(before.calls):
+        stored = resources.records.get(context, resources.call_key(before.batch, index))
+        assert stored, f"call {index} of {before.batch} has no record"
+        found.append(record_from_json(decode(stored)))
+    return found
+
+
+def _interrupt(task: CallTask) -> StoredInterrupt:
+    return StoredInterrupt(
+        interrupt_id=resources.call_key(task.batch, task.index),
+        turn_id=task.turn_id,
+        kind="approval",
+        tool_name=task.call.tool_name,
+        call_id=task.call.call_id,
+        arguments=dict(task.call.arguments),
+        agent_name=task.call.agent_name,
+        hint=task.call.hint,
+        requested_ms=now_ms(),
+        deadline_ms=task.deadline_ms,
+    )
 
 
 class ResumeTurn(Step[bytes]):
@@ -276,11 +291,16 @@ class ResumeTurn(Step[bytes]):
     def get_step_options(self) -> StepOptions:
         return step_options.pure_step()
 
-    async def wait_for(self, context: AsyncContext, input: bytes) -> Wait:
+    async def wait_for(  # type: ignore[override]
+        self, context: AsyncContext, input: bytes
+    ) -> Wait:
         before = Round.from_json(decode(input))
         return Wait.until(resources.finished_calls.for_n(before.batch, before.calls))
 
-    async def execute(self, context: AsyncContext, input: bytes) -> StepDecision:
+    async def execute(  # type: ignore[override]
+        self, context: AsyncContext, input: bytes
+    ) -> StepDecision:
+        _failpoints.reach("resume.before")
         before = Round.from_json(decode(input))
         return go_to_many(step_options.run_model(self._flow.options, before))
 
@@ -291,13 +311,16 @@ class FailTurn(Step[bytes]):
     def __init__(self, flow: AgentSessionFlow) -> None:
         self._flow = flow
 
-    async def execute(self, context: AsyncContext, input: bytes) -> StepDecision:
+    async def execute(  # type: ignore[override]
+        self, context: AsyncContext, input: bytes
+    ) -> StepDecision:
         before = Round.from_json(decode(input))
         header = read_header(context)
-        stored = resources.turn_states.get(context, before.turn_id)
-        assert stored, f"turn {before.turn_id} has no state"
-        state = TurnState.from_json(decode(stored))
-        state.finished += [finished_call(record) for record in _read_records(context, before)]
+        state = read_turn_state(context, before.turn_id)
+        for index in range(before.calls):
+            stored = resources.call_notes.get(context, resources.call_key(before.batch, index))
+            if stored:
+                state.finished.append(FinishedCall.from_json(decode(stored)))
         error = context.recovery_error
         reason = "the model call failed"
         if error is not None:
@@ -312,43 +335,3 @@ class FailTurn(Step[bytes]):
         events.emit("turn_failed", error=reason)
         events.close()
         return fail_turn(context, self._flow, header, state, before, reason)
-
-
-def fail_turn(
-    context: AsyncContext,
-    flow: AgentSessionFlow,
-    header: Header,
-    state: TurnState,
-    before: Round,
-    reason: str,
-) -> StepDecision:
-    """End a turn without an answer: its message stays, and a note says what its calls did."""
-    note = flow.runner.build_user_message(turn_failure_note(reason, state.finished))
-    header.last_turn = LastTurn(before.turn_id, "", reason)
-    header.usage += state.usage
-    return end_turn(context, flow, header, before, [message_from_json(state.user_message), note])
-
-
-def end_turn(
-    context: AsyncContext,
-    flow: AgentSessionFlow,
-    header: Header,
-    before: Round,
-    messages: Sequence[AgentMessage],
-) -> StepDecision:
-    """Store a turn's messages and wait for the next one: one commit."""
-    numbered = [
-        replace(message, turn_id=before.turn_id, sequence=header.next_sequence + index)
-        for index, message in enumerate(messages)
-    ]
-    header.next_sequence += len(numbered)
-    header.turn_id = ""
-    number = int(before.turn_id.removeprefix("t"))
-    page = encode([message_to_json(message) for message in numbered])
-    resources.messages.set(context, resources.page_key(number), page)
-    resources.turn_states.delete(context, before.turn_id)
-    _forget_round(context, before)
-    _write_header(context, header)
-    resources.turns_done.set(context, (resources.turns_done.get(context) or 0) + 1)
-    resources.revision.set(context, (resources.revision.get(context) or 0) + 1)
-    return go_to_many(step_options.await_user_message(flow))

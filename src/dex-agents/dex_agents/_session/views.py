@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Literal
 
 from dex_agents._contract import AgentMessage, Json, TokenUsage
@@ -20,8 +20,8 @@ class PendingInterrupt:
         interrupt_id: Name of the interrupt; the same after any crash.
         kind: ``"approval"``: may this tool call run?
         arguments: Arguments of the call that is asked for.
-        arguments_digest: SHA-256 (hex) of tool name and arguments; hand it to ``resolve_interrupt`` so that an
-            answer counts only for what was shown.
+        arguments_digest: SHA-256 (hex) of tool name and arguments; hand it to
+            ``resolve_interrupt`` so that an answer counts only for what was shown.
         deadline: When an approval expires as a rejection, or ``None``.
     """
 
@@ -52,12 +52,14 @@ class AgentSnapshot:
     """Where a session stands, as of one moment.
 
     Attributes:
-        status: ``"idle"``: waits for a user message; ``"running"``: a turn is open; ``"waiting"``: it waits for a
-            person.
+        status: ``"idle"``: waits for a user message; ``"running"``: a turn is open, or a message
+            waits for its own; ``"waiting"``: the open turn waits for a person; ``"closed"``: the
+            session was stopped, and the rest shows how it stood then.
         turn_id: The open turn, or empty.
         turns_done: Turns that have ended, failed ones included.
         revision: Grows whenever a turn ends or starts to wait for a person.
         usage: Tokens and model calls of finished turns.
+        last_turn: How the newest finished turn ended, or ``None`` before its end.
         queued_messages: User messages that wait for their turn.
     """
 
@@ -77,7 +79,8 @@ class MessagePage:
     """Messages of finished turns, oldest first.
 
     Attributes:
-        next_before_turn: Hand it to ``list_messages`` for the turns before these, or ``None`` at the beginning.
+        next_before_turn: Hand it to ``list_messages`` for the turns before these, or ``None`` at
+            the beginning.
     """
 
     messages: Sequence[AgentMessage]
@@ -114,7 +117,7 @@ def snapshot_from_json(session_id: str, data: Json) -> AgentSnapshot:
     """A snapshot as the RPC answers it."""
     pending = tuple(_interrupt(item) for item in data["pending_interrupts"])
     status: SessionStatus = "idle"
-    if data["turn_id"] or data["queued_messages"]:
+    if data["turn_id"] or data["queued_messages"] or data["is_starting"]:
         status = "waiting" if pending else "running"
     last = data["last_turn"]
     return AgentSnapshot(
@@ -125,7 +128,9 @@ def snapshot_from_json(session_id: str, data: Json) -> AgentSnapshot:
         revision=data["revision"],
         pending_interrupts=pending,
         usage=TokenUsage(**data["usage"]),
-        last_turn=FinishedTurn(**last) if last else None,
+        last_turn=FinishedTurn(last["turn_id"], last["final_text"], last["error"])
+        if last
+        else None,
         queued_messages=data["queued_messages"],
     )
 
@@ -149,7 +154,7 @@ def _interrupt(data: Json) -> PendingInterrupt:
 def _time(milliseconds: int | None) -> datetime | None:
     if not milliseconds:
         return None
-    return datetime.fromtimestamp(milliseconds / 1_000, tz=timezone.utc)
+    return datetime.fromtimestamp(milliseconds / 1_000, tz=UTC)
 
 
 def event_from_json(data: Json) -> AgentEvent:

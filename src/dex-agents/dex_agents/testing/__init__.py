@@ -1,9 +1,10 @@
-"""Helpers for tests of agent sessions: a private engine, Worker processes that may be killed, a ledger, Step history."""
+"""Helpers for tests of sessions: an engine and Workers to kill, a ledger, Step history."""
 
 from __future__ import annotations
 
 from dex_agents.testing._engine import PrivateEngine, private_engine
-from dex_agents.testing._history import StepRow, read_step_history, step_shape
+from dex_agents.testing._failpoints import failpoint_env, is_failpoint_reached
+from dex_agents.testing._history import StepRow, read_step_history, read_step_shape, step_shape
 from dex_agents.testing._ledger import Ledger
 from dex_agents.testing._worker_process import WorkerProcess
 
@@ -12,7 +13,10 @@ __all__ = [
     "PrivateEngine",
     "StepRow",
     "WorkerProcess",
+    "failpoint_env",
+    "is_failpoint_reached",
     "private_engine",
     "read_step_history",
+    "read_step_shape",
     "step_shape",
 ]

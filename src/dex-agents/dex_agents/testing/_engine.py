@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shlex
 import socket
 import sys
@@ -13,9 +14,19 @@ from pathlib import Path
 
 from dex_agents.testing._process import ChildProcess
 
+# Below the ports that systems give to outgoing connections. A client that retries against a killed
+# engine's port in that range can connect to itself, and then the engine cannot have it back.
+_PORTS = range(20_000, 32_000)
+_PORT_TRIES = 5
+
 
 class PrivateEngine:
-    """A running engine; see :func:`private_engine`."""
+    """A running engine; see :func:`private_engine`.
+
+    Attributes:
+        address: ``host:port``; the same after a restart.
+        data_file: Its data; ``None`` if it is not ours.
+    """
 
     def __init__(self, address: str, data_file: Path | None, process: ChildProcess | None) -> None:
         self.address = address
@@ -33,38 +44,47 @@ class PrivateEngine:
         Raises:
             RuntimeError: It is not ours.
         """
-        self._own().kill()
-        await self._own().wait()
+        process, _ = self._own()
+        process.kill()
+        await process.wait()
 
     async def restart(self) -> None:
-        """Start it again on the same file and port.
+        """Start a killed or stopped engine again, on the same file and port.
 
         Raises:
-            RuntimeError: It is not ours.
+            RuntimeError: It is not ours, it still runs, or it does not start.
         """
-        self._own()
-        assert self.data_file is not None
-        self._process = await _spawn(self.data_file, int(self.address.rpartition(":")[2]))
+        process, data_file = self._own()
+        if process.returncode is None:
+            raise RuntimeError(f"the engine at {self.address} still runs: kill or stop it first")
+        self._process = await _spawn(data_file, int(self.address.rpartition(":")[2]))
 
     async def stop(self) -> None:
         """A clean stop, if it is ours."""
         if self._process is not None:
             await self._process.stop()
 
-    def _own(self) -> ChildProcess:
-        if self._process is None:
+    def _own(self) -> tuple[ChildProcess, Path]:
+        if self._process is None or self.data_file is None:
             raise RuntimeError(
-                f"the engine at {self.address} was named by DEX_SERVER_ADDRESS: a test cannot kill it"
+                f"the engine at {self.address} is the one that DEX_SERVER_ADDRESS names: "
+                "a test can neither kill nor restart it"
             )
-        return self._process
+        return self._process, self.data_file
 
 
 @contextlib.asynccontextmanager
-async def private_engine(data_file: str | os.PathLike[str] | None = None) -> AsyncIterator[PrivateEngine]:
+async def private_engine(
+    data_file: str | os.PathLike[str] | None = None,
+) -> AsyncIterator[PrivateEngine]:
     """An engine for the block.
 
-    ``DEX_SERVER_ADDRESS`` names a running server to use instead. ``DEXCLI`` names a command whose
-    ``dev --engine zd --port N`` is started. Otherwise it is dex-lite on ``data_file``, or on a new one.
+    ``DEX_SERVER_ADDRESS`` names a running server to use instead. ``DEXCLI`` names a command that
+    is started as ``dev --engine zd --port N``. Otherwise it is dex-lite on ``data_file``, or on a
+    file that lives as long as the block. The log lies next to the data file.
+
+    Raises:
+        RuntimeError: The engine does not start; the text has the end of its log.
     """
     named = os.environ.get("DEX_SERVER_ADDRESS")
     if named:
@@ -72,27 +92,58 @@ async def private_engine(data_file: str | os.PathLike[str] | None = None) -> Asy
         return
     with tempfile.TemporaryDirectory(prefix="dex-engine-") as folder:
         path = Path(data_file) if data_file is not None else Path(folder) / "engine.db"
-        port = _free_port()
-        engine = PrivateEngine(f"127.0.0.1:{port}", path, await _spawn(path, port))
+        port, process = await _spawn_on_free_port(path)
+        engine = PrivateEngine(f"127.0.0.1:{port}", path, process)
         try:
             yield engine
         finally:
             await engine.stop()
 
 
+async def _spawn_on_free_port(path: Path) -> tuple[int, ChildProcess]:
+    for tries_left in reversed(range(_PORT_TRIES)):
+        port = _choose_port()
+        try:
+            return port, await _spawn(path, port)
+        except RuntimeError:
+            # Somebody else may have taken the port in between; every other reason stays.
+            if tries_left == 0 or _is_free(port):
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
 async def _spawn(path: Path, port: int) -> ChildProcess:
-    command = [
-        sys.executable, "-m", "dex_lite", "dev", "--data", str(path), "--port", str(port),
-    ]  # fmt: skip
-    if os.environ.get("DEXCLI"):
-        command = [*shlex.split(os.environ["DEXCLI"]), "dev", "--engine", "zd", "--port", str(port)]
+    named = os.environ.get("DEXCLI")
+    if named:
+        command = [*shlex.split(named), "dev", "--engine", "zd", "--port", str(port)]
+    else:
+        command = [
+            sys.executable,
+            "-m",
+            "dex_lite",
+            "dev",
+            "--data",
+            str(path),
+            "--port",
+            str(port),
+        ]
     return await ChildProcess.spawn(
-        "the engine", command, ready="ready", log=path.with_suffix(".log"), timeout_s=60
+        "the engine", command, ready="ready", log=path.with_suffix(".log")
     )
 
 
-def _free_port() -> int:
+def _choose_port() -> int:
+    for port in random.sample(_PORTS, 100):
+        if _is_free(port):
+            return port
+    raise RuntimeError(f"no free port among 100 of {_PORTS.start} to {_PORTS.stop - 1}")
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Literal
 
 import grpc.aio
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
+
+_CALL_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,11 @@ class StepRow:
 
 
 async def read_step_history(server_address: str, session_id: str) -> list[StepRow]:
-    """All Step methods of a session that have ended, in the order of their end."""
+    """All Step methods of a session that have ended, in the order of their end.
+
+    Raises:
+        grpc.aio.AioRpcError: The engine cannot be reached, or knows no such session.
+    """
     rows = []
     async for event in _events(server_address, session_id):
         kind = event.WhichOneof("payload")
@@ -63,10 +69,19 @@ def step_shape(rows: Sequence[StepRow]) -> list[str]:
     return [row.step_type for row in rows if row.method == "execute"]
 
 
+async def read_step_shape(server_address: str, session_id: str) -> list[str]:
+    """:func:`step_shape` of a session."""
+    return step_shape(await read_step_history(server_address, session_id))
+
+
 async def _events(server_address: str, session_id: str) -> AsyncIterator[pb.FlowHistoryEvent]:
-    async with grpc.aio.insecure_channel(server_address) as channel:
-        stub = dex_pb2_grpc.FlowServiceStub(channel)  # type: ignore[no-untyped-call]
-        summary = await stub.GetFlowSummary(pb.GetFlowSummaryRequest(flow_id=session_id))
+    # A page of history holds whole Step inputs, which may be more than gRPC's own limit of 4 MiB.
+    unlimited = [("grpc.max_receive_message_length", -1)]
+    async with grpc.aio.insecure_channel(server_address, options=unlimited) as channel:
+        stub = dex_pb2_grpc.FlowServiceStub(channel)
+        summary = await stub.GetFlowSummary(
+            pb.GetFlowSummaryRequest(flow_id=session_id), timeout=_CALL_TIMEOUT_S
+        )
         token = b""
         while True:
             page = await stub.GetHistoryEvents(
@@ -74,7 +89,8 @@ async def _events(server_address: str, session_id: str) -> AsyncIterator[pb.Flow
                     flow_id=session_id,
                     run_id=summary.flow_execution_id.run_id,
                     next_page_token=token,
-                )
+                ),
+                timeout=_CALL_TIMEOUT_S,
             )
             for event in page.events:
                 yield event
@@ -98,7 +114,7 @@ def _row(
         from_step_execution_id=context.from_step_execution_id,
         method=method,
         attempts=context.final_attempt,
-        started_at=context.started_time.ToDatetime(tzinfo=timezone.utc),
+        started_at=context.started_time.ToDatetime(tzinfo=UTC),
         duration_s=context.duration.ToNanoseconds() / 1e9,
         outcome="completed" if failure is None else "failed",
         error=error,

@@ -9,20 +9,22 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 
 class ChildProcess:
-    """One child; ``kill`` ends its whole group at once."""
+    """One child. Signals go to its whole group, so nothing that it started is left behind."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path, line: str):
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
-        self.ready_line = line
+        self.log = log
+        self.ready_line = ""
         self._process = process
-        self._log = log
+        self._copying: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id, also the id of the group."""
         return self._process.pid
 
     @property
@@ -39,61 +41,97 @@ class ChildProcess:
         ready: str,
         log: Path,
         env: Mapping[str, str] | None = None,
+        python_path: Sequence[str | os.PathLike[str]] = (),
         timeout_s: float = 60.0,
-    ) -> ChildProcess:
-        """Start a command and wait for the line that contains ``ready``.
+    ) -> Self:
+        """Start a command and wait for the line on stdout that contains ``ready``.
+
+        The child imports what this process can import: its ``PYTHONPATH`` is ``python_path`` and
+        then this process's ``sys.path``. What it writes is appended to ``log``.
 
         Raises:
             RuntimeError: It ended or stayed silent; the text has the end of its log.
         """
-        path = os.pathsep.join(p for p in sys.path if p)
+        search = [os.fspath(p) for p in python_path] + [p or os.getcwd() for p in sys.path]
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 *command,
+                stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": path, **(env or {})},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(search), **(env or {})},
             )
-        child = cls(name, process, log, "")
-        assert process.stdout is not None
+        child = cls(name, process, log)
         try:
             async with asyncio.timeout(timeout_s):
-                while line := await process.stdout.readline():
-                    if ready in line.decode(errors="replace"):
-                        child.ready_line = line.decode(errors="replace").strip()
-                        return child
+                is_ready = await child._wait_ready(ready)
         except TimeoutError:
-            child.kill()
-            await process.wait()
+            await child._end()
             raise RuntimeError(
                 f"{name} was not ready within {timeout_s:g} s: {child.log_tail()}"
             ) from None
-        await process.wait()
-        raise RuntimeError(f"{name} ended with code {process.returncode}: {child.log_tail()}")
+        except BaseException:
+            await child._end()
+            raise
+        if not is_ready:
+            code = await child._end()
+            raise RuntimeError(f"{name} ended with code {code}: {child.log_tail()}")
+        # A pipe that nobody empties would stop a child that prints a lot.
+        child._copying = asyncio.create_task(child._copy_stdout())
+        return child
 
     def kill(self) -> None:
         """SIGKILL the group."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
 
     async def wait(self) -> int:
         """Wait for its end; the exit code."""
         return await self._process.wait()
 
     async def stop(self, timeout_s: float = 40.0) -> int:
-        """SIGTERM, then wait; SIGKILL if that takes too long. The exit code."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGTERM)
+        """SIGTERM, then SIGKILL if it has not ended in time. The exit code."""
+        if self.returncode is None:
+            self._signal(signal.SIGTERM)
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._process.wait()
+                    await self.wait()
             except TimeoutError:
                 self.kill()
-        return await self._process.wait()
+            except BaseException:
+                self.kill()
+                raise
+        return await self.wait()
 
     def log_tail(self) -> str:
-        """The end of what it wrote to stderr."""
-        text = self._log.read_text(errors="replace").strip() if self._log.exists() else ""
+        """The end of what it wrote."""
+        text = self.log.read_text(errors="replace").strip() if self.log.exists() else ""
         return text[-2_000:] or "(it wrote nothing to its log)"
+
+    async def _wait_ready(self, ready: str) -> bool:
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            text = line.decode(errors="replace").strip()
+            if ready in text:
+                self.ready_line = text
+                return True
+            self._append(line)
+        return False
+
+    async def _copy_stdout(self) -> None:
+        assert self._process.stdout is not None
+        while data := await self._process.stdout.read(65_536):
+            self._append(data)
+
+    def _append(self, data: bytes) -> None:
+        # The folder of a test may be gone before the child is.
+        with contextlib.suppress(FileNotFoundError), self.log.open("ab") as log:
+            log.write(data)
+
+    async def _end(self) -> int:
+        self.kill()
+        return await self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from dex_agents._worker_main import READY_LINE
+from dex_agents.testing._failpoints import failpoint_env
 from dex_agents.testing._process import ChildProcess
 
 
 class WorkerProcess(ChildProcess):
-    """A Worker process; ``kill`` is a SIGKILL of its group."""
+    """A Worker process; ``kill`` is a SIGKILL of its group, ``stop`` lets running Steps end."""
 
     @classmethod
     async def start(
@@ -19,31 +22,41 @@ class WorkerProcess(ChildProcess):
         flow: str,
         *,
         server_address: str,
-        data_dir: Path,
+        data_dir: str | os.PathLike[str],
         failpoints: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
-    ) -> WorkerProcess:
+        python_path: Sequence[str | os.PathLike[str]] = (),
+    ) -> Self:
         """Start a Worker and wait until it takes tasks.
 
         Args:
-            flow: ``"module:function"`` that returns the Flow; it gets ``data_dir`` if it takes a parameter.
-            failpoints: Names of places in the core at which the process SIGKILLs itself, once over all processes that
-                share ``data_dir``.
+            flow: ``"module:function"`` that returns a Flow or a list of Flows; called with
+                ``data_dir`` as a ``Path`` if it takes an argument.
+            server_address: ``host:port`` of the engine.
+            data_dir: Where its log, its cache and the marks of failpoints lie; it is created.
+            failpoints: Places of the core at which the process SIGKILLs itself, each once over
+                all processes that share ``data_dir``.
+            env: More environment variables.
+            python_path: Folders to import from, before those of this process.
+
+        Raises:
+            RuntimeError: It is not ready within a minute; the text has the end of its log.
         """
-        data_dir.mkdir(parents=True, exist_ok=True)
-        added = dict(env or {})
-        if failpoints:
-            added["DEX_AGENTS_FAILPOINTS"] = ",".join(f"{name}=kill" for name in failpoints)
-            added["DEX_AGENTS_FAILPOINT_DIR"] = str(data_dir)
-        child = await cls.spawn(
+        folder = Path(data_dir)
+        os.makedirs(folder, exist_ok=True)
+        return await cls.spawn(
             "the Worker",
             [
-                sys.executable, "-m", "dex_agents._worker_main", flow, server_address,
-                str(data_dir / "worker-cache"), str(data_dir),
+                sys.executable,
+                "-m",
+                "dex_agents._worker_main",
+                flow,
+                server_address,
+                str(folder / "worker-cache"),
+                str(folder),
             ],
             ready=READY_LINE,
-            log=data_dir / "worker.log",
-            env=added,
-        )  # fmt: skip
-        assert isinstance(child, cls)
-        return child
+            log=folder / "worker.log",
+            env={**failpoint_env(failpoints, folder), **(env or {})},
+            python_path=python_path,
+        )

@@ -1,0 +1,90 @@
+"""Checks of what a runner returned, before anything of it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dex_agents._contract import (
+    AgentMessage,
+    ContinueTurn,
+    Json,
+    RequestedToolCall,
+    RunModelOutcome,
+    ToolCallsRequested,
+    TurnCompleted,
+)
+from dex_agents._effects import ToolEffect
+from dex_agents._errors import AgentTurnError
+from dex_agents._session.encoding import EncodingError, encode
+
+MAX_COMMIT_BYTES = 3_500_000
+"""What one ``RunModel`` may store. Dex carries 4 MiB between Worker and engine, names included."""
+MAX_CALLS = 1_000
+_LONGEST_TIMEOUT_S = 2**31 - 1
+
+
+def check_outcome(outcome: RunModelOutcome) -> None:
+    """Refuse an outcome that the session cannot carry out.
+
+    Raises:
+        AgentTurnError: What is wrong with it.
+    """
+    if isinstance(outcome, TurnCompleted):
+        for message in outcome.messages:
+            if not isinstance(message, AgentMessage):
+                raise _bad(f"a message is no AgentMessage but {type(message).__name__}")
+        if not outcome.messages:
+            raise _bad("a completed turn has no messages, not even its user message")
+        if not isinstance(outcome.final_text, str):
+            raise _bad(f"final_text is no str but {type(outcome.final_text).__name__}")
+    elif isinstance(outcome, ToolCallsRequested):
+        if not 0 < len(outcome.calls) <= MAX_CALLS:
+            raise _bad(f"{len(outcome.calls)} tool calls were requested, 1 to {MAX_CALLS} can be")
+        for call in outcome.calls:
+            _check_call(call)
+    elif not isinstance(outcome, ContinueTurn):
+        raise _bad(f"it is no outcome but {type(outcome).__name__}")
+
+
+def _check_call(call: RequestedToolCall) -> None:
+    name = call.tool_name
+    if not isinstance(call.effect, ToolEffect):
+        raise _bad(f"the effect of a call of {name} is {call.effect!r}, not a ToolEffect")
+    timeout: Any = call.timeout_s
+    if timeout is not None and (
+        isinstance(timeout, bool)
+        or not isinstance(timeout, int)
+        or not 1 <= timeout <= _LONGEST_TIMEOUT_S
+    ):
+        raise _bad(f"timeout_s of a call of {name} is {timeout!r}, not whole seconds from 1 on")
+
+
+def encoded(what: str, value: Json) -> bytes:
+    """The value as stored.
+
+    Raises:
+        AgentTurnError: It is no JSON value; the text names ``what``.
+    """
+    try:
+        return encode(value)
+    except EncodingError as error:
+        raise _bad(f"{what} cannot be stored: {error}") from error
+
+
+def check_size(what: str, parts: Sequence[bytes]) -> None:
+    """Refuse more than one commit can carry.
+
+    Raises:
+        AgentTurnError: The size, and the limit.
+    """
+    size = sum(map(len, parts))
+    if size > MAX_COMMIT_BYTES:
+        raise AgentTurnError(
+            f"{what} take {size} bytes, one commit carries at most {MAX_COMMIT_BYTES}; "
+            "let tools return less, or keep large data outside the session"
+        )
+
+
+def _bad(why: str) -> AgentTurnError:
+    return AgentTurnError(f"the agent framework's adapter gave an invalid outcome: {why}")

@@ -1,0 +1,126 @@
+"""How a turn ends: its messages, its outcome and the way to the next turn in one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dex import AsyncContext, StepDecision, go_to_many
+
+from dex_agents._contract import AgentMessage
+from dex_agents._session import resources, step_options
+from dex_agents._session.encoding import decode, encode
+from dex_agents._session.failures import RUNNER_FAILURES, clean_text, model_failure
+from dex_agents._session.notes import turn_failure_note
+from dex_agents._session.outcomes import check_size, encoded
+from dex_agents._session.records import (
+    Header,
+    LastTurn,
+    Round,
+    TurnState,
+    message_from_json,
+    message_to_json,
+)
+
+if TYPE_CHECKING:
+    from dex_agents._session.flow import AgentSessionFlow
+
+FINAL_TEXT_BYTES = 256 * 1024
+"""What a snapshot shows of an answer; the history has all of it."""
+
+
+def read_header(context: AsyncContext) -> Header:
+    """The session header."""
+    stored = resources.header.get(context)
+    return Header.from_json(decode(stored)) if stored else Header()
+
+
+def write_header(context: AsyncContext, header: Header) -> None:
+    """Store the session header."""
+    resources.header.set(context, encode(header.to_json()))
+
+
+def read_turn_state(context: AsyncContext, turn_id: str) -> TurnState:
+    """The open turn."""
+    stored = resources.turn_states.get(context, turn_id)
+    assert stored, f"turn {turn_id} has no state"
+    return TurnState.from_json(decode(stored))
+
+
+def forget_round(context: AsyncContext, before: Round) -> None:
+    """Remove what was stored for the calls of a response that the model has now read."""
+    for index in range(before.calls):
+        key = resources.call_key(before.batch, index)
+        resources.records.delete(context, key)
+        resources.call_notes.delete(context, key)
+    if before.has_context:
+        resources.tool_contexts.delete(context, before.batch)
+
+
+def grow_revision(context: AsyncContext) -> None:
+    """Wake the clients that wait for the session to settle."""
+    resources.revision.set(context, (resources.revision.get(context) or 0) + 1)
+
+
+def build_user_message(flow: AgentSessionFlow, text: str) -> AgentMessage:
+    """The runner's form of a text, its failures in a form that the SDK can carry."""
+    try:
+        return flow.runner.build_user_message(text)
+    except RUNNER_FAILURES as error:
+        raise model_failure(error) from None
+
+
+def fail_turn(
+    context: AsyncContext,
+    flow: AgentSessionFlow,
+    header: Header,
+    state: TurnState,
+    before: Round,
+    reason: str,
+) -> StepDecision:
+    """End a turn without an answer: its message stays, and a note says what its calls did."""
+    note = build_user_message(flow, turn_failure_note(reason, state.finished))
+    messages = [message_from_json(state.user_message), note]
+    last = LastTurn(before.turn_id, "", reason)
+    return end_turn(context, flow, header, state, before, messages, last)
+
+
+def end_turn(
+    context: AsyncContext,
+    flow: AgentSessionFlow,
+    header: Header,
+    state: TurnState,
+    before: Round,
+    messages: Sequence[AgentMessage],
+    last: LastTurn,
+) -> StepDecision:
+    """Store a turn's messages and wait for the next one.
+
+    Raises:
+        AgentTurnError: The messages cannot be stored; nothing was written.
+    """
+    numbered = [
+        message_to_json(
+            replace(message, turn_id=before.turn_id, sequence=header.next_sequence + index)
+        )
+        for index, message in enumerate(messages)
+    ]
+    page = encoded("a message of the turn", numbered)
+    shown = replace(last, final_text=clean_text(last.final_text, FINAL_TEXT_BYTES))
+    outcome = encode(shown.to_json())
+    check_size("the messages of this turn", (page, outcome))
+    header.next_sequence += len(numbered)
+    header.usage += state.usage
+    header.turn_id = ""
+    number = int(before.turn_id.removeprefix("t"))
+    resources.messages.set(context, resources.page_key(number), page)
+    resources.last_turn.set(context, resources.LAST_TURN_KEY, outcome)
+    resources.turn_states.delete(context, before.turn_id)
+    if state.has_run_state:
+        resources.run_states.delete(context, before.turn_id)
+    forget_round(context, before)
+    write_header(context, header)
+    resources.turns_done.set(context, (resources.turns_done.get(context) or 0) + 1)
+    grow_revision(context)
+    return go_to_many(step_options.await_user_message(flow))

@@ -1,0 +1,29 @@
+"""Let a process kill itself at a named place of the core, once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def failpoint_env(failpoints: Sequence[str], marker_dir: str | os.PathLike[str]) -> dict[str, str]:
+    """Environment of a process that SIGKILLs itself where it first gets to one of these places.
+
+    Args:
+        failpoints: Names such as ``"tool.after_call"``; ``"tool.after_call=kill"`` is the same.
+        marker_dir: Where a file remembers a place that has killed, so that each does it once over
+            all processes that share the folder.
+    """
+    if not failpoints:
+        return {}
+    armed = (name if "=" in name else f"{name}=kill" for name in failpoints)
+    return {
+        "DEX_AGENTS_FAILPOINTS": ",".join(armed),
+        "DEX_AGENTS_FAILPOINT_DIR": os.fspath(marker_dir),
+    }
+
+
+def is_failpoint_reached(name: str, marker_dir: str | os.PathLike[str]) -> bool:
+    """Whether a process has killed itself at this place."""
+    return (Path(marker_dir) / name).exists()

@@ -1,0 +1,67 @@
+"""The agent of the crash tests, served from another process: one call with approval, then a report.
+
+It answers from the request alone, so any process can go on with it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dex_agents import (
+    AgentMessage,
+    AgentSessionFlow,
+    DeferredToolExecution,
+    MessageRole,
+    RequestedToolCall,
+    RunModelOutcome,
+    RunModelRequest,
+    ToolCallsRequested,
+    ToolEffect,
+    ToolExecutionResult,
+    TurnCompleted,
+)
+from dex_agents.testing import Ledger
+
+
+class CrashRunner:
+    """Pays for each message of the user; the effect is the message's first word."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def run_model(self, request: RunModelRequest) -> RunModelOutcome:
+        """First the call, then its status as the answer."""
+        text = request.user_message["text"]
+        self._ledger.record("asked", turn=request.turn_id, records=len(request.records))
+        if request.run_state is None:
+            call = RequestedToolCall(
+                "c", "pay", {"order": text}, ToolEffect(text.split()[0]), "approve" in text
+            )
+            return ToolCallsRequested([call], {"called": True})
+        answer = ",".join(str(record.status) for record in request.records)
+        return TurnCompleted(
+            [
+                AgentMessage(MessageRole.USER, request.user_message, text),
+                AgentMessage(MessageRole.ASSISTANT, {"text": answer}, answer),
+            ],
+            answer,
+        )
+
+    async def execute_deferred_tool_call(self, call: DeferredToolExecution) -> ToolExecutionResult:
+        """Pay, for ever written down."""
+        self._ledger.record("paid", key=call.idempotency_key, attempt=call.attempt)
+        return ToolExecutionResult("paid")
+
+    def build_user_message(self, text: str) -> AgentMessage:
+        """A message of the user."""
+        return AgentMessage(MessageRole.USER, {"text": text}, text)
+
+
+def ledger(data_dir: Path) -> Ledger:
+    """Where the runner writes what it did."""
+    return Ledger(data_dir / "ledger.jsonl")
+
+
+def build_flow(data_dir: Path) -> AgentSessionFlow:
+    """The agent's Flow."""
+    return AgentSessionFlow(CrashRunner(ledger(data_dir)), flow_type="Crash")

@@ -1,0 +1,265 @@
+"""What the client refuses, reports and waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dex import (
+    AsyncClient,
+    BlobCacheConfig,
+    ClientOptions,
+    Registry,
+    WorkerTarget,
+    open_blob_cache,
+)
+
+from core.conftest import TURN_S, Stages
+from core.scripted_runner import Answer, Call, ScriptedRunner
+from dex_agents import (
+    AgentSessionClient,
+    AgentSessionFlow,
+    AgentSessionOptions,
+    DeferredToolExecution,
+    InvalidInputError,
+    SessionClosedError,
+    SessionNotFoundError,
+    SessionUnavailableError,
+    TurnWaitTimeoutError,
+)
+
+
+@pytest.fixture
+async def offline(tmp_path: Path) -> Any:
+    """A client of an engine that does not run."""
+    options = AgentSessionOptions(max_message_bytes=10)
+    flow = AgentSessionFlow(ScriptedRunner([]), flow_type="Offline", options=options)
+    registry = Registry([flow], allow_async_handlers=True)
+    cache = open_blob_cache(BlobCacheConfig(str(tmp_path / "cache"), 1 << 20))
+    target = ClientOptions(server_address="127.0.0.1:1", worker_target=WorkerTarget(pull=True))
+    client = AsyncClient(registry, cache, target)
+    yield AgentSessionClient(client, flow)
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("session_id", "text"),
+    [
+        ("", "must not be blank"),
+        (" \t", "must not be blank"),
+        ("a/b", "must not contain '/'"),
+        ("a$b:c", "must not contain '\\$', ':'"),
+        ("a\nb", "must not contain"),
+        ("a\ud800", "must not contain"),
+        ("x" * 201, "at most 200"),
+        (7, "must be a str, got int"),
+    ],
+)
+async def test_session_ids_are_checked_before_anything_is_sent(
+    offline: AgentSessionClient, session_id: Any, text: str
+) -> None:
+    for call in (
+        offline.start_session(session_id, "hi"),
+        offline.send_user_message(session_id, "hi"),
+        offline.get_agent_snapshot(session_id),
+        offline.resolve_interrupt(session_id, "i", approved=True),
+        offline.list_messages(session_id),
+        offline.wait_for_turn(session_id, 1, timeout_s=1),
+        offline.wait_until_settled(session_id, turns_done=1, timeout_s=1),
+        anext(offline.read_events(session_id)),
+    ):
+        with pytest.raises(InvalidInputError, match=text):
+            await call
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ("", "text must not be blank"),
+        (" \n", "text must not be blank"),
+        ("x" * 11, "text has 11 bytes, at most 10 are taken"),
+        ("ä" * 6, "text has 12 bytes"),
+        ("a\ud800", "character 1 is a lone surrogate"),
+        (None, "text must be a str"),
+    ],
+)
+async def test_texts_are_checked_before_anything_is_sent(
+    offline: AgentSessionClient, message: Any, text: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        await offline.start_session("s", message)
+    with pytest.raises(InvalidInputError, match=text):
+        await offline.send_user_message("s", message)
+
+
+async def test_other_arguments_are_checked_before_anything_is_sent(
+    offline: AgentSessionClient,
+) -> None:
+    with pytest.raises(InvalidInputError, match="message_id must not be blank"):
+        await offline.send_user_message("s", "hi", message_id="")
+    with pytest.raises(InvalidInputError, match="turns must be 1 to 100"):
+        await offline.list_messages("s", turns=0)
+    with pytest.raises(InvalidInputError, match="before_turn must be at least 1"):
+        await offline.list_messages("s", before_turn=0)
+
+
+async def test_an_engine_that_is_away_is_named(offline: AgentSessionClient) -> None:
+    with pytest.raises(SessionUnavailableError, match="engine could not be reached"):
+        await offline.get_agent_snapshot("s")
+
+
+async def test_a_session_that_is_not_there(stages: Stages) -> None:
+    async with stages.play([]) as stage:
+        for call in (
+            stage.sessions.send_user_message("none", "hi"),
+            stage.sessions.get_agent_snapshot("none"),
+            stage.sessions.resolve_interrupt("none", "i", approved=True),
+            stage.sessions.list_messages("none"),
+            stage.sessions.wait_for_turn("none", 1, timeout_s=5),
+            stage.sessions.wait_until_settled("none", turns_done=1, timeout_s=5),
+            anext(stage.sessions.read_events("none")),
+        ):
+            with pytest.raises(SessionNotFoundError, match="start_session"):
+                await call
+
+
+async def test_a_stopped_session_can_be_read_and_takes_nothing(stages: Stages) -> None:
+    async with stages.play(["done"]) as stage:
+        await stage.sessions.start_session("s", "hi")
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        await stage.client.stop_flow("s")
+        snapshot = await stage.sessions.get_agent_snapshot("s")
+        assert snapshot.status == "closed"
+        assert snapshot.last_turn is not None and snapshot.last_turn.final_text == "done"
+        page = await stage.sessions.list_messages("s")
+        assert [message.text for message in page.messages] == ["hi", "done"]
+        for call in (
+            stage.sessions.send_user_message("s", "more"),
+            stage.sessions.wait_for_turn("s", 2, timeout_s=5),
+            stage.sessions.resolve_interrupt("s", "t1.1.0", approved=True),
+        ):
+            with pytest.raises(SessionClosedError, match="closed"):
+                await call
+
+
+async def test_a_wait_ends_in_time_and_says_so(stages: Stages) -> None:
+    async with stages.play(["done"]) as stage:
+        await stage.sessions.start_session("s", "hi")
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        started = time.monotonic()
+        with pytest.raises(TurnWaitTimeoutError, match="turns_done 2"):
+            await stage.sessions.wait_for_turn("s", 2, timeout_s=0.2)
+        with pytest.raises(TurnWaitTimeoutError, match="wait again"):
+            await stage.sessions.wait_until_settled("s", turns_done=2, timeout_s=0.2)
+        assert time.monotonic() - started < 5
+        # What has happened already needs no time.
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=5)
+
+
+async def test_an_accepted_message_never_looks_idle(stages: Stages) -> None:
+    async with stages.play([str(number) for number in range(30)]) as stage:
+        await stage.sessions.start_session("s", "hi")
+        assert (await stage.sessions.get_agent_snapshot("s")).turns_done in (0, 1)
+        for turn in range(2, 30):
+            await stage.sessions.send_user_message("s", "more")
+            snapshot = await stage.sessions.get_agent_snapshot("s")
+            assert snapshot.status == "running" or snapshot.turns_done == turn
+            await stage.sessions.wait_for_turn("s", turn, timeout_s=TURN_S)
+
+
+async def test_more_messages_than_may_wait_are_refused(stages: Stages) -> None:
+    may_end, is_running = asyncio.Event(), asyncio.Event()
+
+    async def hold(call: DeferredToolExecution) -> Any:
+        is_running.set()
+        async with asyncio.timeout(30):
+            await may_end.wait()
+
+    options = AgentSessionOptions(max_queued_messages=2)
+    script: list[Answer] = [[Call("hold")], "one", "two", "three"]
+    async with stages.play(script, {"hold": hold}, options=options) as stage:
+        await stage.sessions.start_session("s", "hi")
+        async with asyncio.timeout(TURN_S):
+            await is_running.wait()
+        await stage.sessions.send_user_message("s", "a", message_id="a")
+        await stage.sessions.send_user_message("s", "b")
+        assert (await stage.sessions.get_agent_snapshot("s")).queued_messages == 2
+        with pytest.raises(InvalidInputError, match="no more are taken"):
+            await stage.sessions.send_user_message("s", "c")
+        # One that was taken already may be sent again, also when no more are taken.
+        await stage.sessions.send_user_message("s", "a", message_id="a")
+        may_end.set()
+        snapshot = await stage.sessions.wait_for_turn("s", 3, timeout_s=TURN_S)
+        assert (snapshot.status, snapshot.queued_messages) == ("idle", 0)
+
+
+async def test_concurrent_messages_get_one_turn_each(stages: Stages) -> None:
+    async with stages.play([str(number) for number in range(9)]) as stage:
+        await stage.sessions.start_session("s", "m0")
+        await asyncio.gather(
+            *(
+                stage.sessions.send_user_message("s", f"m{n}", message_id=f"id{n}")
+                for n in range(1, 9)
+                for _ in range(2)
+            )
+        )
+        snapshot = await stage.sessions.wait_for_turn("s", 9, timeout_s=TURN_S)
+        assert snapshot.status == "idle"
+        page = await stage.sessions.list_messages("s")
+        texts = [message.text for message in page.messages if message.role == "user"]
+        assert sorted(texts) == [f"m{n}" for n in range(9)]
+
+
+async def test_events_go_on_behind_a_token(stages: Stages) -> None:
+    async with stages.play(["one", "two"]) as stage:
+        await stage.sessions.start_session("s", "hi")
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        async with asyncio.timeout(TURN_S):
+            async for batch in stage.sessions.read_events("s"):
+                if batch.events[-1].type == "turn_completed":
+                    break
+            await stage.sessions.send_user_message("s", "more")
+            events = stage.sessions.read_events("s", resume_token=batch.resume_token)
+            assert (await anext(events)).events[0].turn_id == "t2"
+        with pytest.raises(InvalidInputError, match="resume_token 'bogus'"):
+            await anext(stage.sessions.read_events("s", resume_token="bogus"))
+
+
+async def test_a_session_without_a_worker_waits_and_its_commands_say_so(stages: Stages) -> None:
+    async with stages.play(["done"], flow_type="Comes") as stage:
+        flow = AgentSessionFlow(ScriptedRunner([]), flow_type="Stays")
+        registry = Registry([flow], allow_async_handlers=True)
+        client = AsyncClient(
+            registry,
+            open_blob_cache(BlobCacheConfig(str(stages.folder / "alone"), 1 << 20)),
+            ClientOptions(
+                server_address=stage.engine.address, worker_target=WorkerTarget(pull=True)
+            ),
+        )
+        sessions = AgentSessionClient(client, flow)
+        await sessions.start_session("alone", "hi")
+        with pytest.raises(SessionUnavailableError, match="serves Flow type Stays"):
+            await sessions.get_agent_snapshot("alone")
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"flow_type": " "}, "flow_type must not be blank"),
+        ({"flow_type": "a/b"}, "flow_type must not be blank or contain"),
+        ({"flow_type": "F", "options": {}}, "options must be AgentSessionOptions"),
+        ({"flow_type": "F", "interrupt_deadline": timedelta(0)}, "interrupt_deadline must be"),
+        ({"flow_type": "F", "event_stream_capacity_bytes": 10}, "must be at least 131072"),
+    ],
+)
+def test_a_flow_refuses_wrong_arguments(arguments: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        AgentSessionFlow(ScriptedRunner([]), **arguments)
+    no_runner: Any = object()
+    with pytest.raises(TypeError, match="runner must be an AgentFrameworkRunner"):
+        AgentSessionFlow(no_runner, flow_type="F")

@@ -1,0 +1,255 @@
+"""Worker options, and the processes that ``run_agent_workers`` looks after."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
+
+from dex_agents import agent_worker_options, run_agent_workers
+from dex_agents._worker import _Place, _Supervisor, run_with_uvloop
+from dex_agents._worker_main import build_flows
+from dex_agents.testing import Ledger, PrivateEngine, private_engine
+from support.kit_flow import KitFlow, build_flow
+
+MAIN = """
+import sys
+from dex_agents import run_agent_workers
+sys.exit(run_agent_workers(sys.argv[1], server_address=sys.argv[2],
+                           processes=int(sys.argv[3]), cache_dir=sys.argv[4]))
+"""
+READY = re.compile(r"dex-agents worker ready (\d+)")
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[PrivateEngine]:
+    async with private_engine(tmp_path / "engine.db") as running:
+        yield running
+
+
+class Program:
+    """A program that calls ``run_agent_workers``, its output in a file."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    def text(self) -> str:
+        return self._log.read_text()
+
+    def ready(self) -> list[int]:
+        """Ids of the children that said they were ready, oldest first."""
+        return [int(pid) for pid in READY.findall(self.text())]
+
+    def wait_for(self, what: Callable[[], bool], within_s: float = 30.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not what():
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def program(
+    engine: PrivateEngine,
+    folder: Path,
+    processes: int = 1,
+    flows: str = "support.kit_flow:build_flows",
+) -> Iterator[Program]:
+    log = folder / "program.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", MAIN, flows, engine.address, str(processes), str(folder / "c")],
+            stdout=output,
+            stderr=output,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+                "KIT_DATA_DIR": str(folder),
+            },
+        )
+    try:
+        yield Program(process, log)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(60)
+
+
+@contextlib.asynccontextmanager
+async def client_of(
+    engine: PrivateEngine, folder: Path
+) -> AsyncIterator[tuple[AsyncClient, KitFlow]]:
+    flow = build_flow(folder)
+    cache = open_blob_cache(BlobCacheConfig(str(folder / "client-cache"), 1 << 20))
+    client = AsyncClient(
+        Registry([flow], allow_async_handlers=True),
+        cache,
+        ClientOptions(server_address=engine.address, worker_target=WorkerTarget(pull=True)),
+    )
+    try:
+        yield client, flow
+    finally:
+        await client.close()
+        cache.close()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_options() -> None:
+    options = agent_worker_options("somewhere:1")
+    assert options.server_address == "somewhere:1"
+    assert options.pull is not None
+    assert options.pull.max_concurrent_tasks == 64
+    assert options.pull.idle_streams_per_queue == 4
+    assert options.pull.reserved_rpc_tasks is None  # the SDK then keeps one free
+    assert options.pull.app_worker_id == ""
+    named = agent_worker_options(
+        "somewhere:1", max_concurrent_tasks=8, idle_streams_per_queue=2, app_worker_id="w1"
+    ).pull
+    assert named is not None
+    assert (named.max_concurrent_tasks, named.idle_streams_per_queue, named.app_worker_id) == (
+        8,
+        2,
+        "w1",
+    )
+    with pytest.raises(ValueError, match="app_worker_id"):
+        agent_worker_options("somewhere:1", app_worker_id="no spaces")
+
+
+@pytest.mark.parametrize("flows", ["module", ":function", "module:", ""])
+def test_wrong_name_of_flows(flows: str) -> None:
+    with pytest.raises(ValueError, match="module:function"):
+        run_agent_workers(flows, server_address="somewhere:1")
+    with pytest.raises(ValueError, match="module:function"):
+        build_flows(flows, None)
+
+
+def test_wrong_number_of_processes() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        run_agent_workers("a:b", server_address="somewhere:1", processes=0)
+
+
+def test_build_flows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    [flow] = build_flows("support.kit_flow:build_flow", tmp_path)
+    assert isinstance(flow, KitFlow)
+    monkeypatch.setenv("KIT_DATA_DIR", str(tmp_path))
+    for folder in (tmp_path, None):
+        assert len(build_flows("support.kit_flow:build_flows", folder)) == 1
+    with pytest.raises(ValueError, match="wants a data folder"):
+        build_flows("support.kit_flow:build_flow", None)
+    with pytest.raises(ValueError, match="no function 'nothing'"):
+        build_flows("support.kit_flow:nothing", None)
+
+
+def test_run_with_uvloop_returns_the_result() -> None:
+    async def work() -> int:
+        return 7
+
+    assert run_with_uvloop(work()) == 7
+
+
+def test_restarts_come_later_each_time_and_start_over_after_health() -> None:
+    place = _Place(1)
+    delays = [place.schedule_restart(0.0) for _ in range(8)]
+    assert delays == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    place.process = subprocess.Popen([sys.executable, "-c", ""])
+    place.process.wait()
+    place.started_at = 100.0
+    assert place.schedule_restart(131.0) == 0.5
+    assert place.start_at == 131.5
+
+
+def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    supervisor = _Supervisor("a:b", "somewhere:1", 1, tmp_path)
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        supervisor._signalled(signal.SIGTERM, None)
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    assert supervisor.run() == 0
+    assert handlers == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_running_steps_end_before_the_program_does(
+    engine: PrivateEngine, tmp_path: Path, number: signal.Signals
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    with program(engine, tmp_path, processes=2) as running:
+        running.wait_for(lambda: len(running.ready()) == 2)
+        async with client_of(engine, tmp_path) as (client, flow):
+            await client.start_flow(flow, "one", 1.5)
+            running.wait_for(lambda: ledger.count("began") == 1)
+            running.process.send_signal(number)
+            assert running.process.wait(30) == 0
+            assert ledger.count("worked") == ledger.count("began") == 1
+        assert not any(is_running(pid) for pid in running.ready())
+        assert "Stopping 2 Worker process(es)" in running.text()
+
+
+async def test_dead_child_is_replaced(engine: PrivateEngine, tmp_path: Path) -> None:
+    with program(engine, tmp_path) as running:
+        running.wait_for(lambda: len(running.ready()) == 1)
+        [first] = running.ready()
+        os.kill(first, signal.SIGKILL)
+        running.wait_for(lambda: len(running.ready()) == 2)
+        assert f"{first} ended with code -9, a new one starts in 0.5 s" in running.text()
+        async with client_of(engine, tmp_path) as (client, flow):
+            await client.start_flow(flow, "one", 0.0)
+            await client.wait_for_flow("one", timedelta(seconds=30))
+        assert Ledger(tmp_path / "ledger.jsonl").count("worked", pid=running.ready()[1]) == 1
+
+
+async def test_flows_that_do_not_load_are_tried_again(
+    engine: PrivateEngine, tmp_path: Path
+) -> None:
+    with program(engine, tmp_path, flows="support.kit_flow:die") as running:
+        running.wait_for(lambda: "a new one starts in 1.0 s" in running.text())
+        assert "nothing to serve here" in running.text()
+        running.process.terminate()
+        assert running.process.wait(30) == 0
+
+
+async def test_children_stop_when_their_parent_is_killed(
+    engine: PrivateEngine, tmp_path: Path
+) -> None:
+    with program(engine, tmp_path, processes=2) as running:
+        running.wait_for(lambda: len(running.ready()) == 2)
+        running.process.kill()
+        running.wait_for(lambda: not any(is_running(pid) for pid in running.ready()))
+
+
+async def test_second_signal_ends_at_once(engine: PrivateEngine, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    with program(engine, tmp_path) as running:
+        running.wait_for(lambda: len(running.ready()) == 1)
+        async with client_of(engine, tmp_path) as (client, flow):
+            await client.start_flow(flow, "one", 25.0)
+            running.wait_for(lambda: ledger.count("began") == 1)
+        running.process.terminate()
+        running.wait_for(lambda: "Stopping" in running.text())
+        time.sleep(0.5)
+        assert running.process.poll() is None
+        running.process.terminate()
+        assert running.process.wait(5) == 1
+        assert not any(is_running(pid) for pid in running.ready())
+        assert "still runs and is killed" in running.text()
