@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from dex_agents import AgentSessionFlow, ToolEffect, ToolPolicy
 from google.adk.agents import LlmAgent
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
+from dex_agents import AgentSessionFlow, ToolEffect, ToolPolicy
 from dex_agents_google_adk import adk_agent_session_flow
 
 FLOW_TYPE = "BenchAgent"
@@ -40,7 +40,8 @@ class InstantModel(BaseLlm):
         if stream:
             for delta in DELTAS:
                 yield LlmResponse(
-                    content=types.Content(role="model", parts=[types.Part(text=delta)]), partial=True
+                    content=types.Content(role="model", parts=[types.Part(text=delta)]),
+                    partial=True,
                 )
         yield _answer([types.Part(text="".join(DELTAS))])
 

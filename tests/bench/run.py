@@ -1,7 +1,7 @@
 """``./ci.sh bench``: what a durable turn costs, next to the same turn in plain in-memory ADK.
 
-Engine, Worker and client are three processes; the engine writes with full sync. Each durable turn is preceded by one plain
-turn in this process, and the ratio is that of the two medians, so that a slow phase of the machine hits both.
+Engine, Worker and client are three processes; the engine writes with full sync. Each durable turn is preceded by one
+plain turn in this process, and the ratio is that of the two medians, so that a slow phase of the machine hits both.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from bench.agent import build_agent, build_flow
 from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
-from dex_agents import AgentSessionClient
-from dex_agents.testing import WorkerProcess, private_engine
-from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
 from google.adk.runners import InMemoryRunner
 from google.genai import types
+
+from bench.agent import build_agent, build_flow
+from dex_agents import AgentSessionClient
+from dex_agents.testing import WorkerProcess, private_engine
 
 TURN_TIMEOUT_S = 60.0
 
@@ -147,7 +148,9 @@ async def main(rounds: int, sessions: int, workers: int) -> None:
                     ),
                 )
                 plain, durable = PlainSessions(), DurableSessions(AgentSessionClient(client, flow))
-                print(f"{'turn':<16}{'plain p50':>10}{'p95':>8}{'durable p50':>13}{'p95':>8}{'ratio':>8}")
+                print(
+                    f"{'turn':<16}{'plain p50':>10}{'p95':>8}{'durable p50':>13}{'p95':>8}{'ratio':>8}"
+                )
                 for name, text in (("1 tool", "call 1"), ("8 tools", "call 8")):
                     plain_ms, durable_ms = await measure_turn(plain, durable, text, rounds)
                     ratio = statistics.median(durable_ms) / statistics.median(plain_ms)
@@ -173,7 +176,9 @@ async def main(rounds: int, sessions: int, workers: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=100, help="measured turns of each kind")
-    parser.add_argument("--sessions", type=int, default=64, help="sessions at once; 0 leaves it out")
+    parser.add_argument(
+        "--sessions", type=int, default=64, help="sessions at once; 0 leaves it out"
+    )
     parser.add_argument("--workers", type=int, default=1, help="Worker processes")
     given = parser.parse_args()
     asyncio.run(main(given.rounds, given.sessions, given.workers))

@@ -117,7 +117,7 @@ def test_options() -> None:
     assert options.server_address == "somewhere:1"
     assert options.pull is not None
     assert options.pull.max_concurrent_tasks == 64
-    assert options.pull.idle_streams_per_queue == 4
+    assert options.pull.idle_streams_per_queue == 16
     assert options.pull.reserved_rpc_tasks is None  # the SDK then keeps one free
     assert options.pull.app_worker_id == ""
     named = agent_worker_options(

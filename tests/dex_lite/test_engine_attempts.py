@@ -48,9 +48,7 @@ class Work(Step[None]):
     def __init__(self, body: Body, options: StepOptions, max_attempts: int) -> None:
         self.attempts: list[int] = []
         self._body = body
-        policy = RetryPolicy(
-            initial_interval=timedelta(seconds=1), maximum_attempts=max_attempts
-        )
+        policy = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=max_attempts)
         self._options = StepOptions(
             execute_method_timeout=options.execute_method_timeout,
             heartbeat_timeout=options.heartbeat_timeout,

@@ -13,8 +13,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from dex_agents import AgentSessionFlow, AgentSessionOptions, ToolEffect, ToolPolicy
-from dex_agents.testing import Ledger
 from google.adk.agents import LlmAgent
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
@@ -22,6 +20,8 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
+from dex_agents import AgentSessionFlow, AgentSessionOptions, ToolEffect, ToolPolicy
+from dex_agents.testing import Ledger
 from dex_agents_google_adk import adk_agent_session_flow, idempotency_key_for_tool_call
 
 FLOW_TYPE = "ChaosAgent"
@@ -44,9 +44,7 @@ class ChaosModel(BaseLlm):
         parts = llm_request.contents[-1].parts or []
         answers = [p.function_response for p in parts if p.function_response is not None]
         if answers:
-            text = ";".join(
-                f"{a.name}={json.dumps(a.response, sort_keys=True)}" for a in answers
-            )
+            text = ";".join(f"{a.name}={json.dumps(a.response, sort_keys=True)}" for a in answers)
             yield _response([types.Part(text=f"report: {text}")])
             return
         order = parts[0].text or ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ def check_executions(data_dir: Path, orders: Sequence[str]) -> dict[str, Counter
 def check_requests(data_dir: Path, executed: dict[str, Counter[str]]) -> None:
     """Invariants 3, 4, 6 and 8, as the model saw them."""
     for contents in model_requests(data_dir):
-        for call_content, answer_content in zip(contents, contents[1:], strict=False):
+        for call_content, answer_content in itertools.pairwise(contents):
             calls = [p["function_call"] for p in call_content["parts"] if "function_call" in p]
             if not calls:
                 continue

@@ -30,7 +30,7 @@ def agent_worker_options(
     server_address: str,
     *,
     max_concurrent_tasks: int = 64,
-    idle_streams_per_queue: int = 4,
+    idle_streams_per_queue: int = 16,
     app_worker_id: str | None = None,
 ) -> WorkerOptions:
     """Options of a pull Worker that serves agents.
@@ -45,7 +45,8 @@ def agent_worker_options(
         server_address: ``host:port`` of dex-lite or a Dex Server.
         max_concurrent_tasks: Steps and RPCs at once. Leave room for the largest number of tool
             calls in one model response, and one more.
-        idle_streams_per_queue: Streams kept open for the next tasks.
+        idle_streams_per_queue: Streams kept open for the next tasks; with few, the SDK closes streams just as tasks
+            are sent to them, which costs a second try.
         app_worker_id: Name of the process, new at every start; made up if ``None``.
 
     Raises:

@@ -1,7 +1,7 @@
 """The engine: state of all runs in memory, and the one order of things.
 
-A command is decided and folded, its facts are handed to the journal, and what they cause outside is released when they are
-on disk. Everything here runs on one loop and never waits between reading a state and submitting its change.
+A command is decided and folded, its facts are handed to the journal, and what they cause outside is released
+when they are on disk. Everything here runs on one loop and never waits between reading a state and submitting its change.
 """
 
 from __future__ import annotations
@@ -394,7 +394,9 @@ class Engine:
             return
         step = run.state.steps[execution_id]
         if kind != step.method:
-            self._bad_result(run, execution_id, live, f"a {step.method} task was answered by {kind}")
+            self._bad_result(
+                run, execution_id, live, f"a {step.method} task was answered by {kind}"
+            )
             return
         output = frame.wait_for if kind == "wait_for" else frame.execute
         part = output.WhichOneof("output")
@@ -493,9 +495,7 @@ class Engine:
         decide.keep_heartbeat(turn, execution_id, live.slot.token, live.heartbeat)
         self.store(run, turn)
 
-    def _stream_write(
-        self, state: RunState, execution_id: str, write: pb.StepStreamWrite
-    ) -> None:
+    def _stream_write(self, state: RunState, execution_id: str, write: pb.StepStreamWrite) -> None:
         key = StreamKey(state.flow_type, write.stream_name, state.flow_id)
         try:
             self.streams.append(

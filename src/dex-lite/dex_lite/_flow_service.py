@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Awaitable
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -41,7 +41,7 @@ _LOGGER = logging.getLogger("dex_lite")
 _VERSION = "0.5.0"
 _MINIMUM_PROTOCOL, _CURRENT_PROTOCOL = 1, 3
 _Reply = TypeVar("_Reply")
-Context = grpc.aio.ServicerContext[Any, Any]
+Context: TypeAlias = Any  # a grpc.aio.ServicerContext; grpc has no types
 
 
 async def _fail(context: Context, error: ServiceError) -> NoReturn:
@@ -322,4 +322,3 @@ for _name, _what in (
     ("UpdateFlowConfig", "changing a running Flow's config"),
 ):
     _unsupported(_name, _what)
-

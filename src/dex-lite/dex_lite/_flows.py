@@ -144,9 +144,7 @@ async def wait_for_flow(engine: Engine, request: pb.WaitForFlowRequest) -> pb.Fl
     timeout_s = wait_budget(engine, request.wait_time_seconds)
 
     def check(state: RunState) -> pb.FlowResult | None:
-        return (
-            None if state.is_open else flow_result(state, with_results=request.needs_results)
-        )
+        return None if state.is_open else flow_result(state, with_results=request.needs_results)
 
     run = engine.runs.get(row.run_id)
     if run is None:
@@ -156,7 +154,9 @@ async def wait_for_flow(engine: Engine, request: pb.WaitForFlowRequest) -> pb.Fl
         message = f"Flow {request.flow_id!r} is still running"
         result = await engine.wait(run, check, timeout_s, message)
     if result.ByteSize() > engine.options.limits.task:
-        raise invalid(f"the results of Flow {request.flow_id!r} are larger than a client can receive")
+        raise invalid(
+            f"the results of Flow {request.flow_id!r} are larger than a client can receive"
+        )
     return result
 
 
@@ -271,9 +271,7 @@ def wait_budget(engine: Engine, seconds: int) -> float:
     return min(float(seconds) or engine.options.max_wait_s, engine.options.max_wait_s)
 
 
-async def summary(
-    engine: Engine, request: pb.GetFlowSummaryRequest
-) -> pb.GetFlowSummaryResponse:
+async def summary(engine: Engine, request: pb.GetFlowSummaryRequest) -> pb.GetFlowSummaryResponse:
     """The main facts of a run."""
     row = engine.find(request.flow_id, request.run_id)
     run = engine.runs.get(row.run_id)

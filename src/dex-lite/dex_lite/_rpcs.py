@@ -149,9 +149,13 @@ async def invoke(engine: Engine, request: pb.InvokeRPCRequest) -> pb.InvokeRPCRe
             run = engine.runs.get(row.run_id)
             if run is None or not run.state.is_open:
                 raise flow_missing(request.flow_id, "is closed")
-            await engine.durable(_commit(engine, run, task, request, rpc_input, result, is_kept=False))
+            await engine.durable(
+                _commit(engine, run, task, request, rpc_input, result, is_kept=False)
+            )
         return _response(engine, result.value)
-    return await _invoke_once(engine, engine.find_open(request.flow_id, request.run_id), request, rpc_input)
+    return await _invoke_once(
+        engine, engine.find_open(request.flow_id, request.run_id), request, rpc_input
+    )
 
 
 async def _invoke_once(

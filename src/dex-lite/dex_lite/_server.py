@@ -67,7 +67,9 @@ async def open_engine(
     def on_failed(error: BaseException) -> None:
         _LOGGER.error("the engine stops: %s", error)
         if not failed.done():
-            failed.set_result(error if isinstance(error, DexLiteError) else DexLiteError(str(error)))
+            failed.set_result(
+                error if isinstance(error, DexLiteError) else DexLiteError(str(error))
+            )
         for engine in stop_for_good:
             engine.matcher.close()
             engine.stop(str(error))
@@ -96,7 +98,7 @@ async def open_engine(
                 ("grpc.keepalive_permit_without_calls", 1),
             ]
         )
-        dex_pb2_grpc.add_FlowServiceServicer_to_server(FlowService(engine), server)  # type: ignore[no-untyped-call]
+        dex_pb2_grpc.add_FlowServiceServicer_to_server(FlowService(engine), server)
         add_worker_task_service(server, matcher)
         try:
             bound = server.add_insecure_port(f"{host}:{port}")

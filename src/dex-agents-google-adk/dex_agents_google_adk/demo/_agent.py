@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dex_agents import AgentSessionFlow, ToolEffect, ToolPolicy
 from google.adk.agents import LlmAgent
 from google.adk.models.base_llm import BaseLlm
 from google.adk.tools.tool_context import ToolContext
 
+from dex_agents import AgentSessionFlow, ToolEffect, ToolPolicy
 from dex_agents_google_adk import adk_agent_session_flow, idempotency_key_for_tool_call
 from dex_agents_google_adk.demo._model import ScriptedSupportModel
 from dex_agents_google_adk.demo._provider import PaymentProvider

@@ -8,12 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-import dex_lite
 import typer
 from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
-from dex_agents import AgentSessionClient
 from rich.console import Console
 
+import dex_lite
+from dex_agents import AgentSessionClient
 from dex_agents_google_adk.demo._agent import GEMINI_MODEL, build_flow, uses_gemini
 from dex_agents_google_adk.demo._processes import ChildProcess
 from dex_agents_google_adk.demo._provider import PaymentProvider
@@ -163,7 +163,8 @@ async def _kill_in_refund(
     folder: Path,
 ) -> ChildProcess:
     async with asyncio.timeout(60):
-        while not provider.refunds():  # the provider's file is the only witness outside the Worker
+        # The provider's file is the only witness outside the Worker.
+        while not provider.refunds():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     worker.kill()
     await worker.wait()

@@ -50,7 +50,9 @@ class ChildProcess:
                         return child
         except TimeoutError:
             child.kill()
-            raise RuntimeError(f"the {name} was not ready in {timeout_s:g} s: {child._tail()}") from None
+            raise RuntimeError(
+                f"the {name} was not ready in {timeout_s:g} s: {child._tail()}"
+            ) from None
         await process.wait()
         raise RuntimeError(f"the {name} ended with code {process.returncode}: {child._tail()}")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dex_agents import AgentSessionClient, AgentSnapshot
-from dex_agents.testing import read_step_history
 from rich.console import Console
 from rich.table import Table
 
+from dex_agents import AgentSessionClient, AgentSnapshot
+from dex_agents.testing import read_step_history
 from dex_agents_google_adk.demo._provider import PaymentProvider
 
 
@@ -35,9 +35,7 @@ async def print_report(
     for column in ("event", "order", "key", "Worker"):
         ledger.add_column(column)
     for entry in provider.entries():
-        ledger.add_row(
-            entry["event"], entry.get("order_id", ""), entry["key"], str(entry["pid"])
-        )
+        ledger.add_row(entry["event"], entry.get("order_id", ""), entry["key"], str(entry["pid"]))
     console.print(ledger)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 
-from dex_agents import AgentEvent, AgentSessionClient, PendingInterrupt
 from rich.console import Console
 from rich.markup import escape
 from rich.prompt import Confirm, Prompt
+
+from dex_agents import AgentEvent, AgentSessionClient, PendingInterrupt
 
 
 class ConversationScreen:
@@ -51,7 +52,9 @@ class ConversationScreen:
         """Ask for the next message; empty ends the demo."""
         self._end_line()
         return Prompt.ask(
-            "[bold cyan]you[/]     [dim](Enter ends)[/]", console=self._console, default="",
+            "[bold cyan]you[/]     [dim](Enter ends)[/]",
+            console=self._console,
+            default="",
             show_default=False,
         ).strip()
 

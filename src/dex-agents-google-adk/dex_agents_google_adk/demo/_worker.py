@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from dex import AsyncWorker, BlobCacheConfig, Registry, open_blob_cache
-from dex_agents import agent_worker_options
 
+from dex_agents import agent_worker_options
 from dex_agents_google_adk.demo._agent import build_flow
 
 READY_LINE = "worker ready"

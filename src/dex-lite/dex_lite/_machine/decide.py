@@ -1,6 +1,7 @@
 """What each command does to a run. Every function is one command; all but :func:`start` take a :class:`Turn`.
 
-A command that no longer fits the state, such as the result of a superseded attempt, returns ``False`` and changes nothing.
+A command that no longer fits the state, such as the result of a superseded attempt, returns ``False`` and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ from dex_lite._machine.model import (
 from dex_lite._machine.turn import SetTimer, Turn
 
 HALF_CLOSES_GIVEN_BACK = 2
+HALF_CLOSES_BETWEEN_RETRIES = 50
+"""Running twice is no harm where more attempts are allowed; a limit only ends an endless loop."""
 WORKER_DISCONNECTED = "WORKER_DISCONNECTED"
 
 
@@ -103,8 +106,11 @@ def give_back(turn: Turn, execution_id: str, token: str, *, is_half_close: bool)
     step = live(turn, execution_id, token)
     if step is None:
         return False
-    if is_half_close and step.half_closes >= HALF_CLOSES_GIVEN_BACK:
-        failure = Failure("the Worker closed the task's stream without a frame", WORKER_DISCONNECTED)
+    limit = HALF_CLOSES_GIVEN_BACK if is_last_attempt(step) else HALF_CLOSES_BETWEEN_RETRIES
+    if is_half_close and step.half_closes >= limit:
+        failure = Failure(
+            "the Worker closed the task's stream without a frame", WORKER_DISCONNECTED
+        )
         return fail(turn, execution_id, token, failure)
     turn.emit(AttemptGivenBack(execution_id, is_half_close))
     turn.make_ready(step)
@@ -159,9 +165,7 @@ def _fail(
 ) -> None:
     policy = step.method_options.retry
     used = step.attempts_used + (not has_begun)
-    failure = Failure(
-        failure.detail, failure.error_type, failure.stack, used, failure.is_delivered
-    )
+    failure = Failure(failure.detail, failure.error_type, failure.stack, used, failure.is_delivered)
     delay = policy.delay_ms(used) if retry_after_ms is None else retry_after_ms
     first = step.first_attempt_ms or turn.now_ms
     is_spent = (bool(policy.maximum_attempts) and used >= policy.maximum_attempts) or (
@@ -169,9 +173,7 @@ def _fail(
     )
     is_over = is_spent or not is_retryable
     retry_at = 0 if is_over else turn.now_ms + max(delay, 1)
-    turn.emit(
-        AttemptFailed(step.execution_id, failure, retry_at, not has_begun, turn.now_ms)
-    )
+    turn.emit(AttemptFailed(step.execution_id, failure, retry_at, not has_begun, turn.now_ms))
     if not is_over:
         if delay <= 0:
             retry_fell(turn, step.execution_id)
@@ -397,7 +399,9 @@ def recover(turn: Turn) -> None:
         if step.execution_id not in turn.state.steps or not turn.state.is_open:
             continue
         if step.attempt is not None:
-            failure = Failure("the engine restarted while a Worker had the task", WORKER_DISCONNECTED)
+            failure = Failure(
+                "the engine restarted while a Worker had the task", WORKER_DISCONNECTED
+            )
             fail(turn, step.execution_id, step.attempt.token, failure, retry_after_ms=0)
         elif step.retry_at_ms:
             turn.effects.append(SetTimer(step.execution_id, -1, step.retry_at_ms))

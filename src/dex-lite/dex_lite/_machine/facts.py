@@ -1,7 +1,7 @@
 """Everything that can become durable about a run, and how it changes the state.
 
-A fact says what happened, in the past tense; :func:`fold` only sets and deletes. New facts and new fields with defaults may
-be added in any release; what is here stays readable.
+A fact says what happened, in the past tense; :func:`fold` only sets and deletes. New facts and new fields with defaults
+may be added in any release; what is here stays readable.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What a Flow's state is made of.
 
 Every struct here is also a storage format (a snapshot is the encoded state): fields may be added with a default, never
-removed or given another meaning. Times are Unix milliseconds, ``Value`` is an encoded ``dex.Value`` that nobody here reads.
+removed or given another meaning. Times are Unix milliseconds, ``Value`` is an encoded ``dex.Value`` that nobody here
+reads.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ Method: TypeAlias = Literal["wait_for", "execute"]
 START_SOURCE = "__start__"
 RUNNING, COMPLETED, FAILED, TERMINATED, CANCELED = 1, 2, 3, 5, 6
 """Numbers of ``dex.FlowStatus``."""
-STEP_DECISION_FAILING_FLOW, CLIENT_API_FAILING_FLOW, WORKER_API_FAIL, INVALID_USER_FLOW_CODE = 1, 2, 3, 4
+STEP_DECISION_FAILING_FLOW, CLIENT_API_FAILING_FLOW, WORKER_API_FAIL, INVALID_USER_FLOW_CODE = (
+    1,
+    2,
+    3,
+    4,
+)
 """Numbers of ``dex.FlowErrorType``."""
 
 

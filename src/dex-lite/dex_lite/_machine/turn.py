@@ -130,13 +130,17 @@ class Turn:
         if messages:
             self.emit(MessagesPublished(messages))
 
-    def end_step(self, step: StepExecution, how: Literal["completed", "failed", "canceled"]) -> None:
+    def end_step(
+        self, step: StepExecution, how: Literal["completed", "failed", "canceled"]
+    ) -> None:
         """End an execution; a cancelled one's task is told."""
         if step.attempt is not None and how == "canceled":
             self.effects.append(CancelTask(step.execution_id, step.attempt.token))
         self.emit(StepEnded(step.execution_id, how))
 
-    def cancel(self, step_types: Iterable[str], siblings: Iterable[str], by: StepExecution | None) -> None:
+    def cancel(
+        self, step_types: Iterable[str], siblings: Iterable[str], by: StepExecution | None
+    ) -> None:
         """Cancel executions by type; of ``siblings`` only those with the same source as ``by``."""
         types, sibling_types = set(step_types), set(siblings)
         for step in list(self.state.steps.values()):

@@ -24,6 +24,7 @@ from dex_lite._machine.facts import (
     WaitBegun,
 )
 from dex_lite._machine.model import Movement, Output, Value
+from dex_lite._wire.options import NULL
 
 _INPUT_UNAVAILABLE = pb.StepMethodEventInput(unavailable=True)
 
@@ -184,7 +185,7 @@ def movement_message(movement: Movement, source_id: str = "") -> pb.StepMovement
 
 def _attribute(key: str, value: Value | None) -> pb.AttributeWrite:
     if value is None:
-        return pb.AttributeWrite(key=key, value=pb.Value(null_value=0))
+        return pb.AttributeWrite(key=key, value=pb.Value.FromString(NULL))
     return pb.AttributeWrite(key=key, value=pb.Value.FromString(value))
 
 

@@ -85,7 +85,7 @@ def _parse(
 def _is_async(override: pb.StepDurability.ValueType, default: bool) -> bool:
     if override == pb.STEP_DURABILITY_UNSPECIFIED:
         return default
-    return override == pb.STEP_DURABILITY_ASYNC
+    return bool(override == pb.STEP_DURABILITY_ASYNC)
 
 
 def _seconds(what: str, value: int, default_ms: int) -> int:

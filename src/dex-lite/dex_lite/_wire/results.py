@@ -101,7 +101,9 @@ class ResultReader:
         _unique("cancelled Step types", decision.cancel_step_types)
         left = pb.RpcExecutionCompletedEvent(record_events=result.record_events)
         return RpcResult(
-            value=encoded_value("RPC output", result.output, self.limits, result.HasField("output")),
+            value=encoded_value(
+                "RPC output", result.output, self.limits, result.HasField("output")
+            ),
             next_steps=self._movements(decision.next_steps, is_async_default),
             cancel_types=tuple(decision.cancel_step_types),
             has_recorded_events=bool(result.record_events),
@@ -120,7 +122,9 @@ class ResultReader:
             if fault := name_fault("Attribute key", write.key, self.limits, forbidden=""):
                 raise BadRequest(fault)
             if write.is_hard_delete_on_null:
-                raise BadRequest("hard-delete Attributes are not supported by this release of dex-lite")
+                raise BadRequest(
+                    "hard-delete Attributes are not supported by this release of dex-lite"
+                )
             if write.index_config.enable:
                 raise BadRequest("indexed Attributes are not supported by this release of dex-lite")
             if not write.HasField("value"):
@@ -155,7 +159,12 @@ class ResultReader:
 
     def _locals(self, values: Iterable[pb.KV]) -> tuple[tuple[str, Value], ...]:
         found = tuple(
-            (kv.key, encoded_value(f"step local {kv.key!r}", kv.value, self.limits, kv.HasField("value")))
+            (
+                kv.key,
+                encoded_value(
+                    f"step local {kv.key!r}", kv.value, self.limits, kv.HasField("value")
+                ),
+            )
             for kv in values
         )
         _unique("step locals", [key for key, _ in found])
@@ -206,7 +215,8 @@ class ResultReader:
             raise BadRequest("a wait needs at least one condition")
         timers = tuple(self._timer(timer) for timer in message.timer_conditions)
         channels = tuple(self._channel(channel) for channel in message.channel_conditions)
-        ids = [c.condition_id for c in (*timers, *channels) if c.condition_id]
+        ids = [timer.condition_id for timer in timers if timer.condition_id]
+        ids += [channel.condition_id for channel in channels if channel.condition_id]
         _unique("condition ids", ids)
         combinations = tuple(tuple(c.condition_ids) for c in message.condition_combinations)
         if kind == "combination":

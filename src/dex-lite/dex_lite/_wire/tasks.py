@@ -68,9 +68,7 @@ def _loaded(
 def step_snapshot(state: RunState, step: StepExecution) -> Snapshot:
     """The snapshot of the step's current method."""
     options = step.method_options
-    return take_snapshot(
-        state, options.load_maps, options.load_channels, options.load_channel_maps
-    )
+    return take_snapshot(state, options.load_maps, options.load_channels, options.load_channel_maps)
 
 
 def step_task(
