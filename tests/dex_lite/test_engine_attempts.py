@@ -19,14 +19,16 @@ from dex import (
     Step,
     StepDecision,
     StepDurability,
+    StepExecutionId,
     StepList,
     StepOptions,
+    WaitForStepCompletionOptions,
     force_complete,
     go_to,
 )
 
 from dex_lite._options import EngineOptions
-from dex_lite_samples import Chain, serve
+from dex_lite_samples import App, Chain, serve
 
 Body = Callable[[AsyncContext], Awaitable[StepDecision]]
 first_load = Attribute("first_load", str)
@@ -149,13 +151,6 @@ class FillMore(Step[None]):
         return go_to(Work, None)
 
 
-class Shrink(Step[None]):
-    """Never runs: the state is too large for it as well."""
-
-    async def execute(self, context: AsyncContext, input: None) -> StepDecision:
-        raise AssertionError("unreachable")
-
-
 class LargeFlow(WorkFlow):
     def get_steps(self) -> StepList[None]:
         return StepList.start_step(Fill()).other_steps(FillMore(), self.work, Rescue())
@@ -191,18 +186,40 @@ async def test_step_without_a_worker_waits_and_uses_no_attempt(tmp_path: Path) -
         assert (await waiting).single_output(str) == "attempt 1"
 
 
-async def test_strict_dispatch_fails_the_attempt(tmp_path: Path) -> None:
-    class Orphan(WorkFlow):
-        pass
+class OtherRelease(Flow[None]):
+    """The same Flow type in a Worker that does not have the Step Work."""
 
-    flow, other = Orphan(_for_ever), Chain()
-    strict = EngineOptions(strict_dispatch=True, step_dispatch_wait_s=0.2)
-    async with serve(tmp_path, flow, other, options=strict, with_worker=False) as app:
+    def get_flow_type(self) -> str:
+        return "WorkFlow"
+
+    def get_steps(self) -> StepList[None]:
+        return StepList.without_start_step(Rescue())
+
+
+STRICT = EngineOptions(strict_dispatch=True, step_dispatch_wait_s=0.2)
+
+
+async def test_strict_dispatch_without_a_worker_fails_the_attempt(tmp_path: Path) -> None:
+    flow = WorkFlow(_for_ever)
+    async with serve(tmp_path, flow, options=STRICT, with_worker=False) as app:
         await app.client.start_flow(flow, "f", None)
-        result = await app.client.wait_for_flow("f")
+        options = WaitForStepCompletionOptions(request_timeout=timedelta(seconds=30))
+        await app.client.wait_for_step_completion("f", StepExecutionId("Work"), options)
+        await app.start_worker()
+        told = (await app.client.wait_for_flow("f")).single_output(str)
     assert flow.work.attempts == []
-    assert result.error_message is not None
-    assert "no Worker took Rescue" in result.error_message
+    assert told == "NO_WORKER_AVAILABLE: no Worker took Work within 0.2 s"
+
+
+async def test_strict_dispatch_with_an_unknown_step_fails_the_attempt(tmp_path: Path) -> None:
+    flow = WorkFlow(_for_ever)
+    async with serve(tmp_path, flow, options=STRICT, with_worker=False) as app:
+        other = App(app.address, tmp_path / "other", [OtherRelease()])
+        await other.start_worker()
+        await app.client.start_flow(flow, "f", None)
+        told = (await app.client.wait_for_flow("f")).single_output(str)
+        await other.close()
+    assert told == "UNKNOWN_NAME: no Worker took Work within 0.2 s"
 
 
 async def test_asynchronous_durability_ends_alike(tmp_path: Path) -> None:

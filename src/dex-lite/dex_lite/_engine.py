@@ -1,7 +1,8 @@
 """The engine: state of all runs in memory, and the one order of things.
 
 A command is decided and folded, its facts are handed to the journal, and what they cause outside is released
-when they are on disk. Everything here runs on one loop and never waits between reading a state and submitting its change.
+when they are on disk. Everything here runs on one loop and never waits between reading a state and submitting its
+change.
 """
 
 from __future__ import annotations

@@ -17,12 +17,10 @@ class ServiceError(Exception):
         self,
         code: grpc.StatusCode,
         message: str,
-        sub_status: pb.ErrorSubStatus.ValueType = pb.ERROR_SUB_STATUS_UNCATEGORIZED,
+        sub_status: pb.ErrorSubStatus = pb.ERROR_SUB_STATUS_UNCATEGORIZED,
         *,
         worker_error: pb.WorkerErrorResponse | None = None,
-        dispatch_reason: pb.DispatchTaskErrorReason.ValueType = (
-            pb.DISPATCH_TASK_ERROR_REASON_UNSPECIFIED
-        ),
+        dispatch_reason: pb.DispatchTaskErrorReason = (pb.DISPATCH_TASK_ERROR_REASON_UNSPECIFIED),
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -46,9 +44,8 @@ class ServiceError(Exception):
             response.original_worker_error_stack_trace = self.worker_error.stack_trace
         packed = any_pb2.Any()
         packed.Pack(response)
-        return status_pb2.Status(
-            code=self.code.value[0], message=self.message, details=[packed]
-        ).SerializeToString()
+        status = status_pb2.Status(code=self.code.value[0], message=self.message, details=[packed])
+        return bytes(status.SerializeToString())
 
 
 def invalid(message: str) -> ServiceError:
@@ -89,9 +86,7 @@ def worker_failure(
     *,
     worker_error: pb.WorkerErrorResponse | None = None,
     code: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION,
-    dispatch_reason: pb.DispatchTaskErrorReason.ValueType = (
-        pb.DISPATCH_TASK_ERROR_REASON_UNSPECIFIED
-    ),
+    dispatch_reason: pb.DispatchTaskErrorReason = (pb.DISPATCH_TASK_ERROR_REASON_UNSPECIFIED),
 ) -> ServiceError:
     """An RPC's handler failed or could not be reached."""
     return ServiceError(

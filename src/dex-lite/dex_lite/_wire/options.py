@@ -7,7 +7,7 @@ from dex.dexpb import dex_pb2 as pb
 from dex_lite._machine.model import MethodOptions, Movement, RetryPolicy, StepOptions
 from dex_lite._wire.limits import TIMEOUT_HANDLER_STEP, Limits, name_fault, value_fault
 
-NULL = pb.Value(null_value=0).SerializeToString()
+NULL = pb.Value(null_value="NULL_VALUE").SerializeToString()
 _DEFAULTS = MethodOptions()
 _PARSED: dict[tuple[bytes, bool, int], StepOptions] = {}
 _PARSED_LIMIT = 1_000
@@ -82,7 +82,7 @@ def _parse(
     )
 
 
-def _is_async(override: pb.StepDurability.ValueType, default: bool) -> bool:
+def _is_async(override: int, default: bool) -> bool:
     if override == pb.STEP_DURABILITY_UNSPECIFIED:
         return default
     return bool(override == pb.STEP_DURABILITY_ASYNC)
