@@ -46,6 +46,7 @@ from dex import (
 from dex import StepMovement as Movement
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
+from google.protobuf.empty_pb2 import Empty
 
 import dex_lite
 from dex_lite._options import EngineOptions
@@ -97,6 +98,13 @@ class SleepFlow(Flow[int]):
         seen.set(context, text)
         later.publish(context, text)
         return RPCResult(later.size(context))
+
+
+async def _connected(address: str) -> None:
+    """Wait until calls to this address go through again: gRPC shares back-off by address."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = dex_pb2_grpc.FlowServiceStub(channel)
+        await stub.HealthCheck(Empty(), wait_for_ready=True)
 
 
 async def _state(address: str, flow_id: str) -> pb.GetFlowStateResponse:
@@ -211,6 +219,7 @@ async def test_open_attempt_is_lost_when_the_engine_starts(tmp_path: Path) -> No
         port = int(engine.address.rpartition(":")[2])
     async with dex_lite.open_engine(path, port=port):
         # The same Worker comes back by itself.
+        await _connected(app.address)
         result = await app.client.wait_for_flow("f")
         await app.close()
     assert result.single_output(str) == "WORKER_DISCONNECTED"
@@ -247,7 +256,8 @@ async def test_engine_killed_in_mid_step(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         await process.wait()
     async with _process(data, int(address.rpartition(":")[2])):
-        # The same Worker comes back by itself.
+        # The same Worker comes back by itself; a Client's call has to outlast gRPC's back-off.
+        await _connected(address)
         result = await app.client.wait_for_flow("f")
         assert (await app.client.wait_for_flow("chain")).single_output(int) == 0
         await app.close()

@@ -1,7 +1,7 @@
 """The ADK agent under kills: a Worker at every failpoint, the engine at seeded moments.
 
-One response calls a tool of every effect class; what ran and what the model was asked is judged from files that no kill can
-touch (``invariants.py``).
+One response calls a tool of every effect class; what ran and what the model was asked is judged from files that no
+kill can touch (``invariants.py``).
 """
 
 from __future__ import annotations

@@ -21,13 +21,14 @@ async def print_report(
 ) -> None:
     """Print the Step history and what the payment provider saw."""
     steps = Table(title="Steps of the session", title_justify="left")
-    for column in ("Step", "attempts", "duration", "outcome"):
+    for column in ("Step", "method", "attempts", "duration", "outcome"):
         steps.add_column(column, justify="right" if column in ("attempts", "duration") else "left")
     for row in await read_step_history(address, session_id):
         steps.add_row(
             row.step_execution_id,
+            "waits" if row.method == "wait_for" else "runs",
             str(row.attempts),
-            "" if row.duration_s is None else f"{row.duration_s * 1000:,.0f} ms",
+            f"{row.duration_s * 1000:,.0f} ms",
             row.outcome,
         )
     console.print(steps)

@@ -37,7 +37,10 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def delay_ms(self, failed_attempts: int) -> int:
         """Delay after so many failed attempts."""
-        grown = self.initial_ms * self.coefficient ** min(failed_attempts - 1, 64)
+        try:
+            grown = self.initial_ms * self.coefficient ** min(failed_attempts - 1, 64)
+        except OverflowError:
+            return self.maximum_ms
         return int(min(grown, self.maximum_ms))
 
 

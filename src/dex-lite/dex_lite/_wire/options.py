@@ -96,13 +96,14 @@ def _seconds(what: str, value: int, default_ms: int) -> int:
 
 def _retry(policy: pb.RetryPolicy) -> RetryPolicy:
     default = RetryPolicy()
-    if policy.maximum_attempts < 0 or policy.backoff_coefficient < 0:
+    if policy.maximum_attempts < 0:
         raise BadRequest("a retry policy must not hold negative numbers")
-    if policy.backoff_coefficient and policy.backoff_coefficient < 1:
-        raise BadRequest("a backoff coefficient must be at least 1")
+    coefficient = policy.backoff_coefficient
+    if coefficient and not 1 <= coefficient < float("inf"):  # NaN is neither
+        raise BadRequest("a backoff coefficient must be a number from 1")
     return RetryPolicy(
         initial_ms=_seconds("retry interval", policy.initial_interval_seconds, default.initial_ms),
-        coefficient=policy.backoff_coefficient or default.coefficient,
+        coefficient=coefficient or default.coefficient,
         maximum_ms=_seconds("retry interval", policy.maximum_interval_seconds, default.maximum_ms),
         maximum_attempts=policy.maximum_attempts,
         total_ms=_seconds("retry duration", policy.total_duration_seconds, default.total_ms),

@@ -30,6 +30,7 @@ _KINDS: dict[int, Literal["all", "any", "combination"]] = {
     pb.WAITING_CONDITION_TYPE_ANY_COMPLETED: "any",
     pb.WAITING_CONDITION_TYPE_ANY_COMBINATION_COMPLETED: "combination",
 }
+_LONGEST_TIMER_S = 1_000 * 366 * 86_400  # what is stored are 64 bit milliseconds
 
 
 class ResultReader:
@@ -230,6 +231,8 @@ class ResultReader:
     def _timer(self, message: pb.TimerCondition) -> TimerCondition:
         if message.duration_seconds < 0:
             raise BadRequest("a timer must not be negative")
+        if message.duration_seconds > _LONGEST_TIMER_S:
+            raise BadRequest(f"a timer must not be longer than {_LONGEST_TIMER_S} seconds")
         return TimerCondition(message.condition_id, message.duration_seconds * 1_000)
 
     def _channel(self, message: pb.ChannelCondition) -> ChannelCondition:
