@@ -13,6 +13,7 @@ from pathlib import Path
 from dex import (
     AsyncContext,
     Attribute,
+    Channel,
     Flow,
     PersistenceSchema,
     RetryPolicy,
@@ -33,6 +34,7 @@ from dex_lite_samples import App, Chain, serve
 Body = Callable[[AsyncContext], Awaitable[StepDecision]]
 first_load = Attribute("first_load", str)
 second_load = Attribute("second_load", str)
+parcels = Channel("parcels", str)
 
 
 class Rescue(Step[None]):
@@ -55,6 +57,7 @@ class Work(Step[None]):
             execute_method_timeout=options.execute_method_timeout,
             heartbeat_timeout=options.heartbeat_timeout,
             execute_durability=options.execute_durability,
+            execute_load_channels=options.execute_load_channels,
             execute_retry=policy,
         ).on_execute_failure_proceed_to(Rescue)
 
@@ -169,6 +172,28 @@ async def test_task_that_is_too_large_disturbs_no_other_flow(tmp_path: Path) -> 
     assert large.work.attempts == []
     assert failed.error_message is not None
     assert "a Worker takes at most" in failed.error_message
+
+
+class Publish(Step[None]):
+    async def execute(self, context: AsyncContext, input: None) -> StepDecision:
+        for _ in range(2):
+            parcels.publish(context, "x" * 2_500_000)
+        return go_to(Work, None)
+
+
+class ParcelFlow(WorkFlow):
+    def get_steps(self) -> StepList[None]:
+        return StepList.start_step(Publish()).other_steps(self.work, Rescue())
+
+    def get_persistence_schema(self) -> PersistenceSchema:
+        return PersistenceSchema.of(parcels)
+
+
+async def test_recovery_step_hears_of_a_task_that_is_too_large(tmp_path: Path) -> None:
+    options = StepOptions(execute_load_channels=(parcels,))
+    flow = ParcelFlow(_for_ever, options, max_attempts=5)
+    assert (await _result(tmp_path, flow)).startswith("TASK_TOO_LARGE: ")
+    assert flow.work.attempts == []
 
 
 async def test_step_without_a_worker_waits_and_uses_no_attempt(tmp_path: Path) -> None:

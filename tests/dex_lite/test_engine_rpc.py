@@ -39,6 +39,7 @@ from dex import (
     rpc,
 )
 
+from dex_lite._engine import Engine
 from dex_lite_samples import App, serve
 
 number = Attribute("number", int)
@@ -250,3 +251,28 @@ async def test_waits_for_attributes(tmp_path: Path) -> None:
         await app.call(flow.finish, "f")
         with pytest.raises(FlowNotActiveOrNotFoundError):
             await never
+
+
+async def test_flow_that_closes_during_a_locked_rpc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines: list[Engine] = []
+
+    class Watched(Engine):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            engines.append(self)
+
+    monkeypatch.setattr("dex_lite._server.Engine", Watched)
+    flow = Open()
+    async with serve(tmp_path, flow) as app:
+        await _opened(app, flow)
+        running = asyncio.create_task(app.call(flow.add_slowly, "f", 2))
+        await flow.in_rpc.wait()
+        await app.client.stop_flow("f")
+        assert (await app.client.wait_for_flow("f")).status is FlowStatus.CANCELED
+        flow.rpc_may_end.set()
+        with pytest.raises(FlowNotActiveOrNotFoundError):
+            await running
+        assert await app.call(flow.read, "f") == 0
+        assert engines[0].runs == {}  # nothing keeps the closed run in memory

@@ -178,11 +178,7 @@ class Machine:
 
     def ready(self) -> list[str]:
         """Executions whose method a Worker may take now."""
-        return [
-            s.execution_id
-            for s in self.state.steps.values()
-            if s.is_ready and (s.has_locks or not s.method_options.locks)
-        ]
+        return [s.execution_id for s in self.state.steps.values() if s.may_begin]
 
 
 def skip(**execute: Any) -> StepOptions:

@@ -44,6 +44,7 @@ from dex_lite._machine.turn import CancelTask, SetTimer, Turn
 from dex_lite._machine.waits import won
 
 Close = Literal["none", "graceful", "force", "fail", "conditional", "dead_end"]
+_MOSTLY: tuple[Close, ...] = ("none",) * 12 + ("dead_end",) * 6 + ("conditional",)
 CHANNELS = ("a", "b", "map/1")
 LOCKS = ("x", "y", "map/z")
 TYPES = ("A", "B", "C", "Rescue")
@@ -137,7 +138,7 @@ class Simulation:
 
     def execute_result(self) -> ExecuteResult:
         pick, writes = self.random, self.writes()
-        closes: list[Close] = ["none"] * 12 + ["dead_end"] * 6 + ["conditional"]
+        closes: list[Close] = [*_MOSTLY]
         if pick.random() < 0.03:
             closes = ["force", "fail", "graceful", "graceful"]
         close = pick.choice(closes)

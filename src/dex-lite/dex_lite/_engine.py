@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -147,7 +148,7 @@ class Engine:
         for effect in turn.effects:
             self._effect(run, effect)
         if not run.state.is_open:
-            self._closed_run(run)
+            self.let_go(run)
         return commit
 
     def _effect(self, run: Run, effect: Effect) -> None:
@@ -161,13 +162,14 @@ class Engine:
         elif isinstance(effect, SetTimer):
             self._timers.set(effect.due_ms, run.state.run_id, effect.execution_id, effect.index)
 
-    def _closed_run(self, run: Run) -> None:
+    def let_go(self, run: Run) -> None:
+        """A closed run leaves memory as soon as its end is durable and no RPC needs it."""
         for execution_id in [*run.tasks, *run.live]:
             self._forget_step(run, execution_id)
         self.journal.when_durable(run.commit, partial(self._drop_run, run))
 
     def _drop_run(self, run: Run) -> None:
-        if run.rpcs:  # their answers still need the run
+        if run.rpcs:  # the last of them calls `let_go` again
             return
         self.runs.pop(run.state.run_id, None)
         self._keep_closed(run.state)
@@ -445,11 +447,9 @@ class Engine:
         limits = self.options.limits
         if len(state.steps) + next_steps > limits.steps:
             raise BadRequest(f"a Flow may have at most {limits.steps} open Steps")
-        for channel, _ in published:
-            if len(state.channels.get(channel, ())) >= limits.messages:
-                raise BadRequest(
-                    f"Channel {channel!r} holds {limits.messages} messages, no more are taken"
-                )
+        for channel, count in Counter(channel for channel, _ in published).items():
+            if len(state.channels.get(channel, ())) + count > limits.messages:
+                raise BadRequest(f"Channel {channel!r} may hold at most {limits.messages} messages")
 
     def _bad_result(self, run: Run, execution_id: str, live: LiveAttempt, text: str) -> None:
         failure = Failure(f"invalid result: {text}", "INVALID_RESULT")

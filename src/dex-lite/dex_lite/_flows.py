@@ -18,7 +18,7 @@ from dex_lite._timers import now_ms
 from dex_lite._wire.errors import ServiceError, flow_missing, invalid, later
 from dex_lite._wire.history import HistoryReader
 from dex_lite._wire.limits import TIMEOUT_HANDLER_STEP, name_fault
-from dex_lite._wire.options import BadRequest, encoded_value, step_options
+from dex_lite._wire.options import BadRequest, check_enum, encoded_value, step_options
 from dex_lite._wire.tasks import flow_result
 from dex_lite._wire.views import flow_state
 
@@ -93,6 +93,9 @@ def _started(engine: Engine, request: pb.StartFlowRequest) -> RunStarted:
     config = options.flow_config_override
     if config.worker_target.address:
         raise later("Workers in listening mode; use PullWorkerOptions")
+    check_enum("id reuse policy", options.id_reuse_policy, pb.IdReusePolicy)
+    check_enum("Flow timeout policy", request.flow_timeout_policy, pb.FlowTimeoutPolicy)
+    check_enum("Step durability", config.step_durability, pb.StepDurability)
     is_async = config.step_durability == pb.STEP_DURABILITY_ASYNC
     movement = None
     if request.start_step_type:
@@ -104,6 +107,7 @@ def _started(engine: Engine, request: pb.StartFlowRequest) -> RunStarted:
             encoded_value("Step input", request.step_input, limits, request.HasField("step_input")),
             step_options(
                 request.step_options,
+                limits,
                 is_async_default=is_async,
                 heartbeat_floor_ms=int(engine.options.heartbeat_floor_s * 1_000),
             ),

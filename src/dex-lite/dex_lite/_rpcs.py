@@ -18,7 +18,7 @@ from dex_lite._matching import Slot, Task
 from dex_lite._timers import now_ms
 from dex_lite._wire.errors import ServiceError, flow_missing, invalid, worker_failure
 from dex_lite._wire.limits import name_fault
-from dex_lite._wire.options import BadRequest, encoded_value
+from dex_lite._wire.options import BadRequest, check_lock_keys, encoded_value
 from dex_lite._wire.tasks import rpc_task, take_snapshot
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ async def invoke(engine: Engine, request: pb.InvokeRPCRequest) -> pb.InvokeRPCRe
     if request.timeout_seconds < 0:
         raise invalid("an RPC timeout must not be negative")
     try:
+        check_lock_keys(request.lock_attribute_keys, engine.options.limits)
         rpc_input = encoded_value(
             "RPC input", request.input, engine.options.limits, request.HasField("input")
         )
@@ -201,7 +202,9 @@ async def _invoke_once(
     finally:
         run.rpcs.pop(request_id, None)
         run.rpc_locks -= keys
-        if keys and run.state.is_open:
+        if not run.state.is_open:
+            engine.let_go(run)
+        elif keys:
             turn = engine.turn(run)
             decide.release_foreign_locks(turn)
             engine.store(run, turn)

@@ -95,7 +95,7 @@ def is_last_attempt(step: StepExecution) -> bool:
 def begin(turn: Turn, execution_id: str, token: str, worker_id: str) -> StepExecution | None:
     """An attempt is about to go to a Worker; ``None`` if the method does not want one now."""
     step = turn.state.steps.get(execution_id)
-    if step is None or not step.is_ready or (step.method_options.locks and not step.has_locks):
+    if step is None or not step.may_begin:
         return None
     turn.emit(AttemptBegun(execution_id, token, worker_id, turn.now_ms))
     return step
@@ -147,7 +147,7 @@ def fail(
 def fail_dispatch(turn: Turn, execution_id: str, failure: Failure) -> bool:
     """Nobody took the task in time and the engine is told to count that as an attempt."""
     step = turn.state.steps.get(execution_id)
-    if step is None or not step.is_ready:
+    if step is None or not step.may_begin:
         return False
     _fail(turn, step, failure, turn.now_ms, True, None, has_begun=False)
     return True

@@ -198,6 +198,11 @@ class StepExecution(msgspec.Struct):
         """It wants a Worker now, or as soon as its locks are free."""
         return self.phase != "waiting" and self.attempt is None and not self.retry_at_ms
 
+    @property
+    def may_begin(self) -> bool:
+        """It is ready and has all locks that its method needs."""
+        return self.is_ready and (self.has_locks or not self.method_options.locks)
+
 
 class Output(msgspec.Struct, frozen=True):
     step_type: str

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._machine.model import MethodOptions, Movement, RetryPolicy, StepOptions
@@ -9,23 +12,38 @@ from dex_lite._wire.limits import TIMEOUT_HANDLER_STEP, Limits, name_fault, valu
 
 NULL = pb.Value(null_value="NULL_VALUE").SerializeToString()
 _DEFAULTS = MethodOptions()
-_PARSED: dict[tuple[bytes, bool, int], StepOptions] = {}
+_PARSED: dict[tuple[bytes, bool, int, Limits], StepOptions] = {}
 _PARSED_LIMIT = 1_000
+_WAIT_FOR_POLICIES = pb.WaitForMethodFailurePolicy
+_EXECUTE_POLICIES = pb.ExecuteMethodFailurePolicy
 
 
 class BadRequest(ValueError):
     """Something in a message breaks a rule; the text says what."""
 
 
+def check_enum(what: str, number: int, enum: Any) -> None:
+    """Refuse a number that the enum does not have."""
+    if number not in enum.values():
+        raise BadRequest(f"unknown {what} {number}")
+
+
+def check_lock_keys(keys: Iterable[str], limits: Limits) -> None:
+    """Refuse keys that no Attribute can have."""
+    for key in keys:
+        if fault := name_fault("Attribute lock key", key, limits, forbidden=""):
+            raise BadRequest(fault)
+
+
 def step_options(
-    options: pb.StepOptions, *, is_async_default: bool, heartbeat_floor_ms: int
+    options: pb.StepOptions, limits: Limits, *, is_async_default: bool, heartbeat_floor_ms: int
 ) -> StepOptions:
     """Parse options with defaults filled in. Equal options are parsed once."""
     raw = options.SerializeToString(deterministic=True)
-    key = (raw, is_async_default, heartbeat_floor_ms)
+    key = (raw, is_async_default, heartbeat_floor_ms, limits)
     parsed = _PARSED.get(key)
     if parsed is None:
-        parsed = _parse(options, raw, is_async_default, heartbeat_floor_ms)
+        parsed = _parse(options, raw, limits, is_async_default, heartbeat_floor_ms)
         if len(_PARSED) >= _PARSED_LIMIT:
             _PARSED.clear()
         _PARSED[key] = parsed
@@ -33,14 +51,24 @@ def step_options(
 
 
 def _parse(
-    options: pb.StepOptions, raw: bytes, is_async_default: bool, floor_ms: int
+    options: pb.StepOptions, raw: bytes, limits: Limits, is_async_default: bool, floor_ms: int
 ) -> StepOptions:
+    check_enum("WaitFor failure policy", options.wait_for_failure_policy, _WAIT_FOR_POLICIES)
+    check_enum("Execute failure policy", options.execute_failure_policy, _EXECUTE_POLICIES)
+    for durability in (options.wait_for_durability_override, options.execute_durability_override):
+        check_enum("Step durability", durability, pb.StepDurability)
+    for keys in (options.wait_for_lock_attribute_keys, options.execute_lock_attribute_keys):
+        check_lock_keys(keys, limits)
     proceeds = (
         options.execute_failure_policy
         == pb.EXECUTE_METHOD_FAILURE_POLICY_PROCEED_TO_CONFIGURED_STEP
     )
     if proceeds and not options.execute_failure_proceed_step_type:
         raise BadRequest("a failure route needs a Step type")
+    if proceeds:
+        fault = name_fault("Step type", options.execute_failure_proceed_step_type, limits)
+        if fault:
+            raise BadRequest(fault)
     if options.heartbeat_timeout_seconds < 0:
         raise BadRequest("a heartbeat timeout must not be negative")
     heartbeat_ms = options.heartbeat_timeout_seconds * 1_000 or 60_000
@@ -72,6 +100,7 @@ def _parse(
         failure_options=(
             step_options(
                 options.execute_failure_proceed_step_options,
+                limits,
                 is_async_default=is_async_default,
                 heartbeat_floor_ms=floor_ms,
             )
@@ -122,6 +151,7 @@ def movement(
         encoded_value("Step input", message.step_input, limits, message.HasField("step_input")),
         step_options(
             message.step_options,
+            limits,
             is_async_default=is_async_default,
             heartbeat_floor_ms=heartbeat_floor_ms,
         ),
@@ -130,7 +160,7 @@ def movement(
 
 def encoded_value(what: str, value: pb.Value, limits: Limits, is_set: bool = True) -> bytes:
     """A checked value in its stored form; an absent one is null."""
-    if not is_set or value.WhichOneof("kind") is None:
+    if not is_set:
         return NULL
     if fault := value_fault(what, value, limits):
         raise BadRequest(fault)
