@@ -40,7 +40,7 @@ from dex_lite._machine.model import (
     StepOptions,
     TimerCondition,
 )
-from dex_lite._machine.turn import CancelTask, SetTimer, Turn
+from dex_lite._machine.turn import CancelTask, Ready, SetTimer, Turn
 from dex_lite._machine.waits import won
 
 Close = Literal["none", "graceful", "force", "fail", "conditional", "dead_end"]
@@ -66,6 +66,8 @@ class Simulation:
         self.rpc_locks: frozenset[str] = frozenset()
         self.begun: dict[tuple[str, str], int] = {}
         self.timers: set[SetTimer] = set()
+        self.offered: set[str] = set()
+        self.is_stale = False
         turn = decide.start(
             RunStarted(
                 "f", "run", "F", "q", self.now, start=self.movement(), attributes=(("k", b"v"),)
@@ -180,10 +182,12 @@ class Simulation:
             ]
         )
         turn = Turn(self.state, self.now, self.rpc_locks)
+        self.is_stale = False
         if pick.random() < 0.005:
             decide.stop(turn, pick.choice(("cancel", "terminate", "fail")), "reason")
         else:
             command(turn)
+        assert not self.is_stale or not turn.facts, "a stale attempt changed something"
         self.after(turn)
 
     def token(self) -> tuple[str, str]:
@@ -191,13 +195,16 @@ class Simulation:
         live = [(s.execution_id, s.attempt.token) for s in self.state.steps.values() if s.attempt]
         if live and self.random.random() < 0.8:
             return self.random.choice(live)
-        return self.random.choice(self.tokens) if self.tokens else ("A-1", "none")
+        attempt = self.random.choice(self.tokens) if self.tokens else ("A-1", "none")
+        self.is_stale = attempt not in live
+        return attempt
 
     def begin(self, turn: Turn) -> None:
         execution_id = self.random.choice([*self.state.steps, "A-1"])
         token = f"t{len(self.tokens)}"
         if decide.begin(turn, execution_id, token, self.random.choice(("w1", "w2"))) is not None:
             self.tokens.append((execution_id, token))
+            self.offered.discard(execution_id)
 
     def result(self, turn: Turn) -> None:
         execution_id, token = self.token()
@@ -287,6 +294,7 @@ class Simulation:
             self.state = turn.state = decode_state(encode_state(self.state))
             self.rpc_locks = turn.foreign_locks = frozenset()
             self.timers.clear()
+            self.offered.clear()
             decide.recover(turn)
             assert not any(step.attempt for step in self.state.steps.values())
 
@@ -300,11 +308,12 @@ class Simulation:
         for effect in turn.effects:
             if isinstance(effect, SetTimer):
                 self.timers.add(effect)
-                assert effect.due_ms > 0
+            elif isinstance(effect, Ready):
+                self.offered.add(effect.execution_id)
             if not isinstance(effect, CancelTask):
                 assert self.state.is_open, effect
         self.check_messages()
-        self.check_steps(turn)
+        self.check_steps()
 
     def follow(self, fact: AnyFact) -> None:
         """Fold a stored fact into the second state, and keep count."""
@@ -349,12 +358,13 @@ class Simulation:
         else:
             assert not pending
 
-    def check_steps(self, turn: Turn) -> None:
+    def check_steps(self) -> None:
         state = self.state
         if not state.is_open:
             assert not state.steps
             return
         assert not (state.is_completing and not state.steps), "it should be complete"
+        timers = {(t.execution_id, t.index) for t in self.timers}
         held: list[str] = []
         for step in state.steps.values():
             if step.has_locks:
@@ -363,7 +373,12 @@ class Simulation:
             assert step.attempt is None or step.phase != "waiting"
             if step.attempt is not None and step.method_options.locks:
                 assert step.has_locks
+            key = step.execution_id
+            assert not step.may_begin or key in self.offered, "nobody is told that it may begin"
+            assert not step.retry_at_ms or (key, -1) in timers, "nobody waits for the retry"
             if step.phase == "waiting":
+                for index, timer in enumerate(step.timers):
+                    assert timer.is_fired or (key, index) in timers, "nobody waits for the timer"
                 assert won(step, state.channels) is None, "a wait that is met goes on"
         assert len(held) == len(set(held)), "a lock has two holders"
         assert self.rpc_locks.isdisjoint(held)

@@ -76,7 +76,7 @@ class Scene:
                 with contextlib.suppress(InterruptError):
                     await self._until(
                         deadline,
-                        lambda i=interrupt.interrupt_id: self.sessions.resolve_interrupt(  # type: ignore[misc]
+                        lambda i=interrupt.interrupt_id: self.sessions.resolve_interrupt(
                             "s", i, approved=True
                         ),
                     )
