@@ -27,9 +27,14 @@ def uses_gemini() -> bool:
     return bool(os.environ.get("GOOGLE_API_KEY"))
 
 
-def build_flow(provider_file: Path) -> AgentSessionFlow:
+def provider_file(data_dir: Path) -> Path:
+    """The payment provider's file."""
+    return data_dir / "payments.jsonl"
+
+
+def build_flow(data_dir: Path) -> AgentSessionFlow:
     """The Flow that both the Worker and the client process build."""
-    provider = PaymentProvider(provider_file)
+    provider = PaymentProvider(provider_file(data_dir))
 
     def search_orders(customer_id: str) -> list[dict[str, str]]:
         """List a customer's orders."""

@@ -14,12 +14,16 @@ from rich.console import Console
 
 import dex_lite
 from dex_agents import AgentSessionClient
-from dex_agents_google_adk.demo._agent import GEMINI_MODEL, build_flow, uses_gemini
-from dex_agents_google_adk.demo._processes import ChildProcess
+from dex_agents.testing import WorkerProcess
+from dex_agents_google_adk.demo._agent import (
+    GEMINI_MODEL,
+    build_flow,
+    provider_file,
+    uses_gemini,
+)
 from dex_agents_google_adk.demo._provider import PaymentProvider
 from dex_agents_google_adk.demo._report import broken_invariants, print_report
 from dex_agents_google_adk.demo._screen import ConversationScreen
-from dex_agents_google_adk.demo._worker import READY_LINE
 
 SESSION_ID = "session-42"
 QUESTION = "Refund my last order, I am customer 9"
@@ -62,14 +66,13 @@ async def _play(console: Console, folder: Path, *, interactive: bool) -> list[st
     console.print(f"model   {model}")
     if not uses_gemini():
         console.print("        set GOOGLE_API_KEY to talk to Gemini instead", style="dim")
-    provider_file = folder / "payments.jsonl"
-    provider = PaymentProvider(provider_file)
+    provider = PaymentProvider(provider_file(folder))
     async with dex_lite.open_engine(folder / "sessions.db") as engine:
         console.print(f"engine  {engine.address}, data in {folder / 'sessions.db'}")
-        worker = await _start_worker(engine.address, provider_file, folder)
+        worker = await _start_worker(engine.address, folder)
         try:
             console.print(f"worker  process {worker.pid}")
-            flow = build_flow(provider_file)
+            flow = build_flow(folder)
             registry = Registry([flow], allow_async_handlers=True)
             cache = open_blob_cache(BlobCacheConfig(str(folder / "client-cache"), 64 * 1024 * 1024))
             client = AsyncClient(
@@ -92,18 +95,9 @@ async def _play(console: Console, folder: Path, *, interactive: bool) -> list[st
     return broken_invariants(snapshot, provider)
 
 
-async def _start_worker(address: str, provider_file: Path, folder: Path) -> ChildProcess:
-    return await ChildProcess.start(
-        "Worker",
-        [
-            "-m",
-            "dex_agents_google_adk.demo._worker",
-            address,
-            str(provider_file),
-            str(folder / "worker-cache"),
-        ],
-        ready=READY_LINE,
-        log=folder / "worker.log",
+async def _start_worker(address: str, folder: Path) -> WorkerProcess:
+    return await WorkerProcess.start(
+        "dex_agents_google_adk.demo._agent:build_flow", server_address=address, data_dir=folder
     )
 
 
@@ -111,11 +105,11 @@ async def _converse(
     console: Console,
     sessions: AgentSessionClient,
     provider: PaymentProvider,
-    worker: ChildProcess,
+    worker: WorkerProcess,
     address: str,
     folder: Path,
     interactive: bool,
-) -> ChildProcess:
+) -> WorkerProcess:
     screen = ConversationScreen(console)
     screen.user(QUESTION)
     await sessions.start_session(SESSION_ID, QUESTION)
@@ -158,10 +152,10 @@ async def _converse(
 async def _kill_in_refund(
     screen: ConversationScreen,
     provider: PaymentProvider,
-    worker: ChildProcess,
+    worker: WorkerProcess,
     address: str,
     folder: Path,
-) -> ChildProcess:
+) -> WorkerProcess:
     async with asyncio.timeout(60):
         # The provider's file is the only witness outside the Worker.
         while not provider.refunds():  # noqa: ASYNC110
@@ -169,6 +163,6 @@ async def _kill_in_refund(
     worker.kill()
     await worker.wait()
     screen.note(f"SIGKILL: Worker {worker.pid} died while the refund ran")
-    replacement = await _start_worker(address, folder / "payments.jsonl", folder)
+    replacement = await _start_worker(address, folder)
     screen.note(f"Worker {replacement.pid} takes over")
     return replacement
