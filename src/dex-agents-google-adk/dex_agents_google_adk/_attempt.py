@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +45,9 @@ class OpenResponse:
     Attributes:
         mixed: Whether control tools stand beside calls that get a Step.
         replayed: Whether the calls come from the run state instead of a new response.
+        tasks: Ids of calls that hand a task to a sub-agent.
         actions: What callbacks did to each call's context before the pause.
+        answered: Whether ADK has written the results of its calls.
     """
 
     event_id: str
@@ -52,6 +56,9 @@ class OpenResponse:
     calls: list[tuple[str, str]]
     mixed: bool = False
     replayed: bool = False
+    answered: bool = False
+    tasks: frozenset[str] = frozenset()
+    node_path: str = ""
     contexts: dict[str, ToolContext] = field(default_factory=dict)
     deferred: dict[str, DeferredCall] = field(default_factory=dict)
     actions: dict[str, dict[str, Json]] = field(default_factory=dict)
@@ -74,10 +81,12 @@ class _Replay:
     event_id: str
     call: PausedCall
     record: ToolCallRecord | None
+    taken: bool = False
 
 
 @dataclass
 class _ModelCall:
+    answered: bool = False
     request: LlmRequest | None = None
     usage: TokenUsage = field(default_factory=lambda: TokenUsage(model_calls=1))
     response_model: str | None = None
@@ -91,6 +100,8 @@ class Attempt:
         paused: Responses that wait for their results.
         records: Records of the calls with a Step, in the order of ``paused``.
         started: Agents that have already started in this turn.
+        node_inputs: Inputs of ``single_turn`` nodes by node path.
+        descendants: Names of the nodes below each node.
         model_calls_so_far: Model calls of the turn before this attempt.
         maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
     """
@@ -101,21 +112,24 @@ class Attempt:
         paused: tuple[PausedEvent, ...] = (),
         records: tuple[ToolCallRecord, ...] = (),
         started: tuple[StartedAgent, ...] = (),
+        node_inputs: Mapping[str, Json] | None = None,
+        descendants: Mapping[str, Collection[str]] | None = None,
         model_calls_so_far: int = 0,
         maximum_model_calls: int = 0,
     ) -> None:
         self.invocation_id = ""
+        self.node_inputs: dict[str, Json] = dict(node_inputs or {})
+        self.descendants: Mapping[str, Collection[str]] = descendants or {}
         self.synthetic_events: set[str] = set()
         self.started: dict[AgentKey, str] = {
             (agent.name, agent.branch): agent.output for agent in started
         }
         self._earlier_output = dict(self.started)
-        self.resumed: set[AgentKey] = set()
+        self._paused_agents: set[AgentKey] = set()
         self.responses: list[OpenResponse] = []
         self.yielded = False
         self.model_errors: list[BaseException] = []
         self.callback_errors: list[BaseException] = []
-        self.answered_model_calls = 0
         self._open: dict[AgentKey, OpenResponse] = {}
         self._replays: dict[tuple[str, str | None, str], _Replay] = {}
         self._settled_contexts: dict[int, ToolContext] = {}
@@ -127,15 +141,19 @@ class Attempt:
         self._maximum_model_calls = maximum_model_calls
         remaining = list(records)
         for event in paused:
-            self._open[event.agent_name, event.branch] = OpenResponse(
+            response = OpenResponse(
                 event_id=event.event_id,
                 agent_name=event.agent_name,
                 branch=event.branch,
                 calls=[(call.call_id, call.tool_name) for call in event.calls],
                 replayed=True,
+                tasks=frozenset(event.tasks),
+                node_path=event.node_path,
             )
+            self._open[event.agent_name, event.branch] = response
+            self.responses.append(response)
             for call in event.calls:
-                record = remaining.pop(0) if call.kind is CallKind.STEP else None
+                record = remaining.pop(0) if call.kind is CallKind.STEP else call.record
                 key = (event.agent_name, event.branch, call.call_id)
                 self._replays[key] = _Replay(event.event_id, call, record)
 
@@ -144,9 +162,7 @@ class Attempt:
     def agent_starts(self, key: AgentKey) -> bool:
         """An agent starts; false if it only goes on."""
         if key in self._earlier_output and key in self.started:
-            self.resumed.add(key)
             return False
-        self.resumed.discard(key)
         self._earlier_output.pop(key, None)
         self.started[key] = ""
         return True
@@ -155,6 +171,19 @@ class Attempt:
         """An agent has ended; it starts anew if it comes again."""
         self.started.pop(key, None)
         self._earlier_output.pop(key, None)
+
+    def agent_pauses(self, key: AgentKey) -> None:
+        """An agent stops here and goes on in a later attempt."""
+        self._paused_agents.add(key)
+
+    def is_paused_within(self, key: AgentKey) -> bool:
+        """Whether an agent, or one that runs inside it, has stopped in this attempt."""
+        name, branch = key
+        below = self.descendants.get(name, ())
+        return any(
+            (paused == name and at == branch) or (paused in below and _is_within(at, branch))
+            for paused, at in self._paused_agents
+        )
 
     def whole_output(self, key: AgentKey, output: str) -> str:
         """What an agent has said in its whole run, given what it has said in this attempt."""
@@ -166,8 +195,12 @@ class Attempt:
     # Model calls
 
     def has_permit(self, branch: str | None) -> bool:
-        """Whether this attempt may still ask the model in ``branch``."""
-        return branch not in self._branches_with_model_call
+        """Whether this attempt may still ask the model in ``branch``.
+
+        A call that may depend on another one's answer waits for the next attempt, which begins
+        when that answer is stored. Only calls of branches side by side depend on nothing.
+        """
+        return not any(_are_related(branch, used) for used in self._branches_with_model_call)
 
     def request_built(self, key: AgentKey, request: LlmRequest) -> None:
         """Remember the request of the model call that an agent is about to make."""
@@ -204,6 +237,8 @@ class Attempt:
         call = self._current_model_call.get(key)
         if call is None or response.partial:
             return
+        if response.content is not None:
+            call.answered = True
         if response.model_version:
             call.response_model = response.model_version
         if response.finish_reason is not None:
@@ -224,6 +259,11 @@ class Attempt:
         """Requests that went out."""
         return len(self._model_calls)
 
+    @property
+    def has_silent_model_call(self) -> bool:
+        """Whether a request was answered with no content at all."""
+        return any(not call.answered for call in self._model_calls)
+
     def usage(self) -> TokenUsage:
         """Tokens and requests of this attempt."""
         return sum((call.usage for call in self._model_calls), TokenUsage())
@@ -243,8 +283,16 @@ class Attempt:
 
     # Tool calls
 
-    def response_opened(self, event: Event, deferrable: set[str], control: set[str]) -> None:
-        """An agent's response asks for calls, which ADK handles next."""
+    def response_opened(
+        self, event: Event, deferrable: set[str], control: set[str], tasks: set[str]
+    ) -> None:
+        """An agent's response asks for calls, which ADK handles next.
+
+        Args:
+            deferrable: Names of tools that get a Step.
+            control: Names of tools that steer ADK itself.
+            tasks: Those of them that hand a task to a sub-agent.
+        """
         names = {call.name or "" for call in event.get_function_calls()}
         response = OpenResponse(
             event_id=event.id,
@@ -252,6 +300,10 @@ class Attempt:
             branch=event.branch,
             calls=[(call.id or "", call.name or "") for call in event.get_function_calls()],
             mixed=bool(names & deferrable) and bool(names & control),
+            tasks=frozenset(
+                call.id or "" for call in event.get_function_calls() if call.name in tasks
+            ),
+            node_path=event.node_info.path,
         )
         self._open[event.author, event.branch] = response
         self.responses.append(response)
@@ -265,17 +317,52 @@ class Attempt:
         """The response that the agent handles now."""
         return self._open.get(key)
 
+    def response_answered(self, event: Event) -> None:
+        """ADK has written results of an agent's calls."""
+        response = self._open.get((event.author, event.branch))
+        if response is not None:
+            response.answered = True
+
     def take_replay(self, key: AgentKey, call_id: str) -> _Replay | None:
         """The stored result of a call; each can be taken once."""
-        return self._replays.pop((*key, call_id), None)
+        replay = self._replays.get((*key, call_id))
+        if replay is None or replay.taken:
+            return None
+        replay.taken = True
+        return replay
+
+    def replay_of(self, response: OpenResponse, call_id: str) -> _Replay | None:
+        """What was stored for a call of a replayed response, taken or not."""
+        return self._replays.get((response.agent_name, response.branch, call_id))
 
     def awaits_replay(self, key: AgentKey) -> bool:
         """Whether stored results of the agent's calls have not been replayed yet."""
-        return any(name == key[0] and branch == key[1] for name, branch, _ in self._replays)
+        return any(
+            name == key[0] and branch == key[1] and not replay.taken
+            for (name, branch, _), replay in self._replays.items()
+        )
+
+    def awaits_replay_of(self, agent_name: str) -> bool:
+        """The same for an agent in any branch."""
+        return any(
+            name == agent_name and not replay.taken
+            for (name, _, _), replay in self._replays.items()
+        )
 
     def unreached(self) -> list[str]:
         """Names of tools whose stored result no call has taken."""
-        return [replay.call.tool_name for replay in self._replays.values()]
+        return [replay.call.tool_name for replay in self._replays.values() if not replay.taken]
+
+    def interrupted_replays(self) -> list[OpenResponse]:
+        """Replayed responses of which a call paused again, so that none got its result."""
+        return [
+            response for response in self.responses if response.replayed and not response.answered
+        ]
+
+    def owes_task(self, key: AgentKey) -> bool:
+        """Whether the agent has calls that ADK hands to a sub-agent only when it starts anew."""
+        response = self._open.get(key)
+        return response is not None and response.replayed and bool(response.tasks)
 
     def call_settled(self, context: ToolContext) -> None:
         """The answer of this call has been through its ``after_tool_callback`` chain before the
@@ -290,6 +377,27 @@ class Attempt:
     def paused_responses(self) -> list[OpenResponse]:
         """Responses that now wait, in the order in which they came."""
         return [response for response in self.responses if response.deferred]
+
+
+def _is_within(inner: str | None, outer: str | None) -> bool:
+    return not outer or inner == outer or (inner or "").startswith(f"{outer}.")
+
+
+def _are_related(one: str | None, other: str | None) -> bool:
+    return _is_within(one, other) or _is_within(other, one)
+
+
+_current: ContextVar[Attempt | None] = ContextVar("dex_agents_attempt", default=None)
+
+
+def current_attempt() -> Attempt | None:
+    """The attempt whose ADK run the caller is part of."""
+    return _current.get()
+
+
+def enter_attempt(attempt: Attempt) -> None:
+    """Make the attempt the current one of this task, which is the attempt's own."""
+    _current.set(attempt)
 
 
 class AttemptInvocationContext(InvocationContext):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from google.adk.agents.llm.task._finish_task_tool import FinishTaskTool
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.readonly_context import ReadonlyContext
-from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.agent_tool import AgentTool, _SingleTurnAgentTool, _TaskAgentTool
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.exit_loop_tool import exit_loop
 from google.adk.tools.function_tool import FunctionTool
@@ -21,7 +22,13 @@ from google.adk.workflow._base_node import _walk_static_nodes
 from dex_agents._effects import ToolEffect, ToolPolicy
 
 _READ_TOOLS = (LoadArtifactsTool, LoadMemoryTool, PreloadMemoryTool)
-_CONTROL_TOOLS = (SetModelResponseTool, TransferToAgentTool)
+_CONTROL_TOOLS = (
+    SetModelResponseTool,
+    TransferToAgentTool,
+    FinishTaskTool,
+    _SingleTurnAgentTool,
+    _TaskAgentTool,
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,16 @@ def is_control_tool(tool: BaseTool) -> bool:
     if isinstance(tool, _CONTROL_TOOLS):
         return True
     return isinstance(tool, FunctionTool) and tool.func is exit_loop
+
+
+def is_task_tool(tool: BaseTool) -> bool:
+    """Whether a call hands a task to a sub-agent, which ADK runs after the response's other calls."""
+    return isinstance(tool, _TaskAgentTool)
+
+
+def is_inline_agent_tool(tool: BaseTool) -> bool:
+    """Whether a call runs a ``single_turn`` sub-agent inside the calling agent's own run."""
+    return isinstance(tool, _SingleTurnAgentTool)
 
 
 def _known_effect(tool: BaseTool) -> ToolEffect | None:

@@ -12,6 +12,7 @@ from google.adk.apps.app import App
 from google.adk.artifacts.base_artifact_service import BaseArtifactService
 from google.adk.auth.credential_service.base_credential_service import BaseCredentialService
 from google.adk.memory.base_memory_service import BaseMemoryService
+from google.adk.workflow import BaseNode
 
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk._runner import AdkAgentRunner
@@ -23,7 +24,7 @@ _TEN_MIB = 10 * 1024 * 1024
 
 
 def adk_agent_session_flow(
-    agent: BaseAgent | App,
+    agent: BaseNode | App,
     *,
     flow_type: str,
     tool_policies: Mapping[str, ToolPolicy] | None = None,
@@ -38,6 +39,8 @@ def adk_agent_session_flow(
     tools_in_threads: bool = True,
     loop_bound_tools: Collection[str] = (),
     tool_threads: int = 64,
+    dynamic_agents: Collection[BaseAgent] = (),
+    resumable_agents: Collection[str] = (),
     options: AgentSessionOptions | None = None,
 ) -> AgentSessionFlow:
     """The Flow whose executions are durable sessions of ``agent``.
@@ -46,7 +49,7 @@ def adk_agent_session_flow(
     state.
 
     Args:
-        agent: An ``LlmAgent`` without sub-agents, or an ``App`` whose root is one.
+        agent: Root of an agent tree, a ``Workflow``, or an ``App`` whose root is one.
         flow_type: Flow type of the sessions, unique in the Registry; keep it stable.
         tool_policies: Policies by tool name.
         default_tool_effect: Effect of a tool that has neither a policy nor ADK metadata.
@@ -60,6 +63,8 @@ def adk_agent_session_flow(
         tools_in_threads: See :class:`AdkAgentRunner`.
         loop_bound_tools: See :class:`AdkAgentRunner`.
         tool_threads: See :class:`AdkAgentRunner`.
+        dynamic_agents: See :class:`AdkAgentRunner`.
+        resumable_agents: See :class:`AdkAgentRunner`.
         options: Options of the session.
 
     Raises:
@@ -81,6 +86,8 @@ def adk_agent_session_flow(
         tools_in_threads=tools_in_threads,
         loop_bound_tools=loop_bound_tools,
         tool_threads=tool_threads,
+        dynamic_agents=dynamic_agents,
+        resumable_agents=resumable_agents,
     )
     return AgentSessionFlow(
         runner,

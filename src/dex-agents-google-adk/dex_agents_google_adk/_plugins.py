@@ -8,10 +8,10 @@ confirmation.
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.llm_agent import LlmAgent
@@ -34,12 +34,19 @@ from dex_agents_google_adk._adk_compat import (
     is_generator_tool,
     is_unknown_tool,
 )
+from dex_agents_google_adk._adk_workarounds import agent_states
 from dex_agents_google_adk._attempt import AgentKey, Attempt, DeferredCall, OpenResponse
-from dex_agents_google_adk._effects import PolicyResolver, is_control_tool
+from dex_agents_google_adk._effects import (
+    PolicyResolver,
+    is_control_tool,
+    is_inline_agent_tool,
+    is_task_tool,
+)
 from dex_agents_google_adk._events import USER, shown_text
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._records import actions_of, response_of
 from dex_agents_google_adk._run_state import CallKind
+from dex_agents_google_adk._tree import AgentTree
 
 if TYPE_CHECKING:
     from dex_agents._contract import AgentEventWriter
@@ -50,8 +57,6 @@ YIELD_TOOL_NAME = "dex_agents_yield"
 
 _PLACEHOLDER = {"error": "This call has been put off."}
 _MEDIA_KEY = "__dex_media__"
-# Stops the plugin chain, which looks for None, and not the agent, which looks for something true.
-_NO_CONTENT = cast(types.Content, "")
 
 
 class YieldTool(BaseTool):
@@ -89,34 +94,30 @@ def _make_call_ids_unique(event: Event) -> None:
 class FirstPlugin(BasePlugin):
     """Runs before every plugin of the application."""
 
-    def __init__(self, attempt: Attempt, events: AgentEventWriter) -> None:
+    def __init__(self, attempt: Attempt, events: AgentEventWriter, tree: AgentTree) -> None:
         super().__init__(FIRST_PLUGIN_NAME)
         self._attempt = attempt
         self._events = events
+        self._tree = tree
+        self._inline_turns: dict[str | None, asyncio.Lock] = {}
+        self._inline_runs: dict[int, asyncio.Lock] = {}
 
     async def before_run_callback(self, *, invocation_context: InvocationContext) -> None:
         self._attempt.invocation_id = invocation_context.invocation_id
-
-    async def before_agent_callback(
-        self, *, agent: BaseAgent, callback_context: CallbackContext
-    ) -> types.Content | None:
-        key = (agent.name, invocation_of(callback_context).branch)
-        return None if self._attempt.agent_starts(key) else _NO_CONTENT
-
-    async def after_agent_callback(
-        self, *, agent: BaseAgent, callback_context: CallbackContext
-    ) -> types.Content | None:
-        self._attempt.agent_ends((agent.name, invocation_of(callback_context).branch))
-        return None
+        agent_states.restore(invocation_context, self._attempt.descendants)
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
         key = _agent_key(callback_context)
-        if self._attempt.has_permit(key[1]):
+        if self._attempt.owes_task(key):
+            # ADK hands a task on only when it starts the agent anew, so the agent ends here.
+            self._attempt.agent_ends(key)
+        elif self._attempt.has_permit(key[1]):
             self._attempt.request_built(key, llm_request)
             return None
         self._attempt.yielded = True
+        self._attempt.agent_pauses(key)
         llm_request.tools_dict[YIELD_TOOL_NAME] = YieldTool()
         # Without this the agent's after_agent_callback would run for the pause.
         invocation_of(callback_context).end_invocation = True
@@ -142,21 +143,28 @@ class FirstPlugin(BasePlugin):
             if response is not None and event.get_function_responses():
                 response.keep_actions()
             return event
-        self._complete_output(invocation_context, event)
-        if event.content is not None and event.content.role != USER:
-            self._attempt.answered_model_calls = self._attempt.model_calls
+        key = (event.author, event.branch)
+        self._complete_output(event)
+        if event.get_function_responses():
+            self._attempt.response_answered(event)
+        if event.actions.transfer_to_agent and _runs_as_node(event):
+            # ADK leaves the agent in the middle of its run and does not come back to it.
+            self._attempt.agent_ends(key)
         if event.get_function_calls():
             _make_call_ids_unique(event)
-            tools = self._attempt.tools_of((event.author, event.branch))
+            tools = self._attempt.tools_of(key)
             control = {name for name, tool in tools.items() if is_control_tool(tool)}
-            self._attempt.response_opened(event, set(tools) - control, control)
+            tasks = {name for name, tool in tools.items() if is_task_tool(tool)}
+            self._attempt.response_opened(event, set(tools) - control, control, tasks)
+            response = self._attempt.open_response(key)
+            if response is not None and response.tasks and not response.mixed:
+                self._attempt.agent_ends(key)
         return None
 
-    def _complete_output(self, context: InvocationContext, event: Event) -> None:
+    def _complete_output(self, event: Event) -> None:
         # ADK adds up an agent's texts for its output_key in a local variable, which a pause loses.
-        agent = context.agent
-        author = agent.find_agent(event.author) if isinstance(agent, BaseAgent) else None
-        if not isinstance(author, LlmAgent) or not author.output_key or author.output_schema:
+        author = self._tree.find_llm_agent(event.author, event.node_info.path)
+        if author is None or not author.output_key or author.output_schema:
             return
         output = event.actions.state_delta.get(author.output_key)
         if isinstance(output, str) and shown_text(event.content):
@@ -174,7 +182,7 @@ class FirstPlugin(BasePlugin):
         if replay is not None:
             call = replay.call
             if call.kind is CallKind.NATIVE:
-                self._emit("tool_call_started", tool, tool_context)
+                await self._begin_inline(tool, tool_context)
                 return None
             if call.arguments is not None:
                 tool_args.clear()
@@ -186,16 +194,25 @@ class FirstPlugin(BasePlugin):
             apply_actions(tool_context, copy_json(actions_of(replay.record)))
             return copy_json(response_of(replay.record))
         response = self._attempt.open_response(key)
-        if response is None:
-            return None
-        response.contexts[call_id] = tool_context
-        if is_control_tool(tool):
-            if response.mixed and not response.replayed:
+        if response is not None and not response.replayed:
+            response.contexts[call_id] = tool_context
+            if is_control_tool(tool) and response.mixed:
+                self._attempt.agent_pauses(key)
                 return _put_off(
                     response, tool_context, DeferredCall(tool_name=tool.name, native=True)
                 )
-            self._emit("tool_call_started", tool, tool_context)
+        if is_control_tool(tool):
+            await self._begin_inline(tool, tool_context)
         return None
+
+    async def _begin_inline(self, tool: BaseTool, context: ToolContext) -> None:
+        if is_inline_agent_tool(tool):
+            # One at a time: when a sub-agent pauses, ADK cancels those beside it, and with them
+            # model calls that are paid for.
+            turn = self._inline_turns.setdefault(invocation_of(context).branch, asyncio.Lock())
+            await turn.acquire()
+            self._inline_runs[id(context)] = turn
+        self._emit("tool_call_started", tool, context)
 
     async def after_tool_callback(
         self,
@@ -207,6 +224,8 @@ class FirstPlugin(BasePlugin):
     ) -> Any:
         if tool.name == YIELD_TOOL_NAME:
             return {}
+        if (turn := self._inline_runs.pop(id(tool_context), None)) is not None:
+            turn.release()
         if self._attempt.is_settled(tool_context):
             return result
         response = self._attempt.open_response(_agent_key(tool_context))
@@ -228,10 +247,11 @@ class FirstPlugin(BasePlugin):
 class LastPlugin(BasePlugin):
     """Runs after every plugin of the application."""
 
-    def __init__(self, attempt: Attempt, resolver: PolicyResolver) -> None:
+    def __init__(self, attempt: Attempt, resolver: PolicyResolver, tree: AgentTree) -> None:
         super().__init__(LAST_PLUGIN_NAME)
         self._attempt = attempt
         self._resolver = resolver
+        self._tree = tree
 
     async def on_model_error_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
@@ -248,6 +268,11 @@ class LastPlugin(BasePlugin):
         response = self._attempt.open_response(_agent_key(tool_context))
         if not isinstance(agent, LlmAgent) or response is None:
             return None
+        if self._tree.find_llm_agent(agent.name) is None:
+            raise AgentTurnError(
+                f"agent {agent.name!r} stands nowhere in the tree, so the Step of its tool "
+                f"{tool.name!r} could not find it; name it in dynamic_agents"
+            )
         try:
             return await self._answer_or_put_off(agent, response, tool, tool_args, tool_context)
         except Exception as error:
@@ -278,6 +303,7 @@ class LastPlugin(BasePlugin):
         if policy.effect is ToolEffect.READ and isinstance(tool, AgentTool):
             await self._check_read_agent_tool(tool, tool_context)
         asks = await tool.check_require_confirmation(copy.deepcopy(tool_args), tool_context)
+        self._attempt.agent_pauses(_agent_key(tool_context))
         return _put_off(
             response,
             tool_context,
@@ -323,6 +349,10 @@ def _refuse_unsupported(tool: BaseTool, agent_name: str) -> None:
             f"does "
             "not support yet; return the result instead of yielding it"
         )
+
+
+def _runs_as_node(event: Event) -> bool:
+    return event.node_info.path.rsplit("/", 1)[-1].split("@")[0] == event.author
 
 
 def _is_synthetic(event: Event) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from dex_agents._contract import Json
+from dex_agents._contract import Json, ToolCallRecord, ToolCallStatus
 from dex_agents._errors import AgentTurnError
 
 _VERSION = 1
@@ -22,6 +22,8 @@ class CallKind(StrEnum):
     """
     NATIVE = "native"
     """A control tool beside ordinary calls: ADK runs it once the other results are there."""
+    RECORDED = "recorded"
+    """From the record that is kept here, because a call beside it paused once more."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class PausedCall:
             model's.
         actions: What callbacks did to the call's context before the pause.
         response: The function response part of a settled call.
+        record: The record of a recorded call.
     """
 
     call_id: str
@@ -44,6 +47,7 @@ class PausedCall:
     arguments: dict[str, Json] | None = None
     actions: dict[str, Json] = field(default_factory=dict)
     response: Json = None
+    record: ToolCallRecord | None = None
 
     def to_json(self) -> Json:
         item: dict[str, Json] = {
@@ -57,6 +61,8 @@ class PausedCall:
             item["actions"] = self.actions
         if self.response is not None:
             item["response"] = self.response
+        if self.record is not None:
+            item["record"] = asdict(self.record)
         return item
 
     @staticmethod
@@ -68,7 +74,16 @@ class PausedCall:
             arguments=item.get("arguments"),
             actions=item.get("actions") or {},
             response=item.get("response"),
+            record=_record(item.get("record")),
         )
+
+
+def _record(item: Any) -> ToolCallRecord | None:
+    if item is None:
+        return None
+    known = {f.name for f in fields(ToolCallRecord)}
+    values = {name: value for name, value in item.items() if name in known}
+    return ToolCallRecord(**{**values, "status": ToolCallStatus(item["status"])})
 
 
 @dataclass(frozen=True)
@@ -80,20 +95,29 @@ class PausedEvent:
         agent_name: The agent that made the calls.
         branch: ADK's branch of the event.
         calls: All calls of the event in the model's order.
+        tasks: Ids of the calls that hand a task to a sub-agent.
+        node_path: ADK's path of the node that made the event, or empty.
     """
 
     event_id: str
     agent_name: str
     branch: str | None
     calls: tuple[PausedCall, ...]
+    tasks: tuple[str, ...] = ()
+    node_path: str = ""
 
     def to_json(self) -> Json:
-        return {
+        item: dict[str, Json] = {
             "event_id": self.event_id,
             "agent": self.agent_name,
             "branch": self.branch,
             "calls": [call.to_json() for call in self.calls],
         }
+        if self.tasks:
+            item["tasks"] = list(self.tasks)
+        if self.node_path:
+            item["path"] = self.node_path
+        return item
 
     @staticmethod
     def from_json(item: Any) -> PausedEvent:
@@ -102,6 +126,8 @@ class PausedEvent:
             agent_name=item["agent"],
             branch=item.get("branch"),
             calls=tuple(PausedCall.from_json(call) for call in item["calls"]),
+            tasks=tuple(item.get("tasks") or ()),
+            node_path=item.get("path") or "",
         )
 
 
@@ -139,6 +165,7 @@ class RunState:
         started: Agents that have started and not ended.
         temp_state: ``temp:`` keys, which ADK keeps out of stored events but not out of the
             invocation.
+        node_inputs: Inputs of ``single_turn`` nodes, which ADK does not store, by node path.
     """
 
     invocation_id: str
@@ -146,6 +173,7 @@ class RunState:
     paused: tuple[PausedEvent, ...] = ()
     started: tuple[StartedAgent, ...] = ()
     temp_state: dict[str, Json] = field(default_factory=dict)
+    node_inputs: dict[str, Json] = field(default_factory=dict)
 
     def to_json(self) -> Json:
         """The stored form."""
@@ -156,6 +184,7 @@ class RunState:
             "paused": [event.to_json() for event in self.paused],
             "started": [agent.to_json() for agent in self.started],
             "temp_state": self.temp_state,
+            "node_inputs": self.node_inputs,
         }
 
     @staticmethod
@@ -177,6 +206,7 @@ class RunState:
                 paused=tuple(PausedEvent.from_json(event) for event in item["paused"]),
                 started=tuple(StartedAgent.from_json(agent) for agent in item["started"]),
                 temp_state=item["temp_state"],
+                node_inputs=item.get("node_inputs") or {},
             )
         except (KeyError, TypeError, ValueError) as error:
             raise AgentTurnError(f"the run state of the turn is damaged: {error!r}") from error

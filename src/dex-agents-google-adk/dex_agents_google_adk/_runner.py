@@ -10,6 +10,7 @@ from google.adk.apps.app import App
 from google.adk.artifacts.base_artifact_service import BaseArtifactService
 from google.adk.auth.credential_service.base_credential_service import BaseCredentialService
 from google.adk.memory.base_memory_service import BaseMemoryService
+from google.adk.workflow import BaseNode
 
 from dex_agents._contract import (
     AgentMessage,
@@ -20,20 +21,26 @@ from dex_agents._contract import (
 )
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk import _tool_step, _turn, _validation
-from dex_agents_google_adk._adk_workarounds import contents_on_replay, remote_a2a_import
+from dex_agents_google_adk._adk_workarounds import (
+    agent_callbacks,
+    contents_on_replay,
+    remote_a2a_import,
+    task_delegations,
+)
 from dex_agents_google_adk._effects import PolicyResolver
 from dex_agents_google_adk._events import dump_event, text_content, to_message, user_event
 from dex_agents_google_adk._setup import RunnerSetup
+from dex_agents_google_adk._tree_checks import check_tool_nodes, make_resumable
 
 
 class AdkAgentRunner:
-    """Runs one ADK agent for any number of sessions.
+    """Runs one ADK agent tree or Workflow for any number of sessions.
 
     It keeps nothing of a session between two calls. The agent, its plugins, toolsets and services
     belong to the application, which also closes them.
 
     Args:
-        agent: An ``LlmAgent`` without sub-agents, or an ``App`` whose root is one.
+        agent: Root of an agent tree, a ``Workflow``, or an ``App`` whose root is one.
         tool_policies: Policies by tool name.
         default_tool_effect: Effect of a tool that has neither a policy nor ADK metadata.
         run_config: ADK's configuration of every run; by default with SSE streaming.
@@ -47,6 +54,9 @@ class AdkAgentRunner:
         loop_bound_tools: Names of tools whose blocking functions stay on the event loop all the
             same, for example because what they use belongs to one thread.
         tool_threads: How many such functions run at once.
+        dynamic_agents: Agents that nodes run by ``ctx.run_node`` and that stand nowhere in the tree.
+        resumable_agents: Names of ``BaseAgent`` subclasses of your own that go on where they
+            stopped when ADK starts them again.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -56,7 +66,7 @@ class AdkAgentRunner:
 
     def __init__(
         self,
-        agent: BaseAgent | App,
+        agent: BaseNode | App,
         *,
         tool_policies: Mapping[str, ToolPolicy] | None = None,
         default_tool_effect: ToolEffect = ToolEffect.UNCLASSIFIED,
@@ -68,9 +78,11 @@ class AdkAgentRunner:
         tools_in_threads: bool = True,
         loop_bound_tools: Collection[str] = (),
         tool_threads: int = 64,
+        dynamic_agents: Collection[BaseAgent] = (),
+        resumable_agents: Collection[str] = (),
     ) -> None:
-        app, root = _validation.checked_app(agent)
-        policies = _validation.checked_policies(root, tool_policies)
+        app, tree = _validation.checked_app(agent, dynamic_agents, resumable_agents)
+        policies = _validation.checked_policies(tree, tool_policies)
         effect = _validation.checked_effect(default_tool_effect)
         if not isinstance(user_id, str) or not user_id:
             raise ValueError(f"user_id must be a text that is not empty, got {user_id!r}")
@@ -80,12 +92,16 @@ class AdkAgentRunner:
             raise TypeError("loop_bound_tools must be a collection of tool names, not one text")
         if isinstance(tool_threads, bool) or not isinstance(tool_threads, int) or tool_threads < 1:
             raise ValueError(f"tool_threads must be a positive integer, got {tool_threads!r}")
-        _validation.check_names(root, loop_bound_tools, "loop_bound_tools")
+        _validation.check_names(tree, loop_bound_tools, "loop_bound_tools")
+        check_tool_nodes(tree, policies)
+        make_resumable(tree)
         remote_a2a_import.apply()
         contents_on_replay.apply()
+        agent_callbacks.apply()
+        task_delegations.apply()
         self._setup = RunnerSetup(
             app=app,
-            root=root,
+            tree=tree,
             run_config=_validation.checked_run_config(run_config),
             resolver=PolicyResolver(policies, effect),
             user_id=user_id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
@@ -13,6 +13,8 @@ from google.adk.sessions.base_session_service import (
     ListSessionsResponse,
 )
 from google.adk.sessions.session import Session
+
+from dex_agents_google_adk._adk_workarounds.workflow_markers import is_workflow_marker
 
 
 class AttemptSessionService(BaseSessionService):
@@ -26,11 +28,18 @@ class AttemptSessionService(BaseSessionService):
         session: The session.
         appended: Called with each event right after it was appended, when ADK's database services
             would write it; what callbacks do to it later is not stored.
+        workflow_names: Workflows whose marks for a resumption are left out.
     """
 
-    def __init__(self, session: Session, appended: Callable[[Event], None] | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        appended: Callable[[Event], None] | None = None,
+        workflow_names: Collection[str] = (),
+    ) -> None:
         self._session = session
         self._appended = appended
+        self._workflow_names = workflow_names
 
     async def create_session(
         self,
@@ -72,7 +81,7 @@ class AttemptSessionService(BaseSessionService):
         """Append to the session of the attempt."""
         if session is not self._session and session.id != self._session.id:
             raise SessionNotFoundError(f"Session {session.id} is not the session of this attempt")
-        if event.partial:
+        if event.partial or is_workflow_marker(event, self._workflow_names):
             return event
         appended = await super().append_event(self._session, event)
         self._session.last_update_time = event.timestamp

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.run_config import RunConfig, ToolThreadPoolConfig
 from google.adk.apps.app import App
 from google.adk.artifacts.base_artifact_service import BaseArtifactService
@@ -14,6 +13,7 @@ from google.adk.memory.base_memory_service import BaseMemoryService
 
 from dex_agents_google_adk._effects import PolicyResolver
 from dex_agents_google_adk._history import HistoryCache
+from dex_agents_google_adk._tree import AgentTree
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class RunnerSetup:
 
     Attributes:
         app: The application's App, without our plugins.
-        root: Its root agent.
+        tree: Its root and everything below.
         run_config: Configuration of every run.
         resolver: Effects of tools.
         user_id: ADK user id of every session.
@@ -32,7 +32,7 @@ class RunnerSetup:
     """
 
     app: App
-    root: LlmAgent
+    tree: AgentTree
     run_config: RunConfig
     resolver: PolicyResolver
     user_id: str

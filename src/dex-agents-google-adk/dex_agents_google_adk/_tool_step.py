@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 from google.adk.agents.invocation_context import InvocationContext
-from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.tools.base_tool import BaseTool
@@ -98,7 +97,7 @@ def _context(setup: RunnerSetup, call: DeferredToolExecution) -> ToolContext:
         context_cache_config=setup.app.context_cache_config,
         invocation_id=stored.get("invocation_id") or "",
         branch=data.get("branch"),
-        agent=setup.root.find_agent(call.agent_name) or setup.root,
+        agent=setup.tree.find_llm_agent(call.agent_name, data.get("path") or "") or setup.tree.root,
         user_content=types.Content.model_validate(user_content) if user_content else None,
         session=session,
         run_config=setup.step_run_config(call.tool_name),
@@ -116,8 +115,9 @@ def _context(setup: RunnerSetup, call: DeferredToolExecution) -> ToolContext:
 async def _find(
     setup: RunnerSetup, call: DeferredToolExecution, context: ReadonlyContext
 ) -> BaseTool:
-    agent = setup.root.find_agent(call.agent_name)
-    if isinstance(agent, LlmAgent):
+    data: dict[str, Any] = call.framework_data or {}
+    agent = setup.tree.find_llm_agent(call.agent_name, data.get("path") or "")
+    if agent is not None:
         for tool in await agent.canonical_tools(context):
             if tool.name == call.tool_name:
                 return tool

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,14 @@ from dex_agents._contract import (
 )
 from dex_agents._errors import AgentError, AgentTurnError, ModelCallError
 from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS
-from dex_agents_google_adk._attempt import Attempt, AttemptInvocationContext, OpenResponse
+from dex_agents_google_adk._adk_workarounds import active_agent
+from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_foreign_path
+from dex_agents_google_adk._attempt import (
+    Attempt,
+    AttemptInvocationContext,
+    OpenResponse,
+    enter_attempt,
+)
 from dex_agents_google_adk._events import (
     USER,
     dump_event,
@@ -43,7 +51,6 @@ from dex_agents_google_adk._events import (
 from dex_agents_google_adk._history import replay_state
 from dex_agents_google_adk._ids import AttemptIds, run_isolated
 from dex_agents_google_adk._json import copy_json, to_json
-from dex_agents_google_adk._lifecycle import for_attempt
 from dex_agents_google_adk._live import LiveText
 from dex_agents_google_adk._model_errors import classify, classify_answer
 from dex_agents_google_adk._plugins import FirstPlugin, LastPlugin
@@ -73,9 +80,15 @@ async def run_model(setup: RunnerSetup, request: RunModelRequest) -> RunModelOut
 class _AttemptRunner(Runner):
     """ADK's runner for one attempt."""
 
-    def __init__(self, *, attempt: Attempt, **arguments: Any) -> None:
+    def __init__(self, *, attempt: Attempt, resumed: str | None, **arguments: Any) -> None:
         self._attempt = attempt
+        self._resumed = resumed
         super().__init__(**arguments)
+
+    def _find_agent_to_run(self, session: Session, root_agent: BaseAgent) -> BaseAgent:
+        if self._resumed is None:
+            return super()._find_agent_to_run(session, root_agent)
+        return active_agent.pick(session, root_agent, self._resumed, super()._find_agent_to_run)
 
     def _create_invocation_context(self, **kwargs: object) -> InvocationContext:
         context = AttemptInvocationContext(**kwargs)  # type: ignore[arg-type]
@@ -112,6 +125,8 @@ class _TurnAttempt:
             paused=paused,
             records=tuple(request.records),
             started=state.started if state else (),
+            node_inputs=state.node_inputs if state else {},
+            descendants=self._setup.tree.descendants,
             model_calls_so_far=request.model_calls_so_far,
             maximum_model_calls=self._setup.run_config.max_llm_calls,
         )
@@ -128,6 +143,7 @@ class _TurnAttempt:
             for item in self._state.events:
                 event = load_event(copy_json(item))
                 self._items[event.id] = item
+                forget_foreign_path(event, self._setup.tree.agent_names)
                 events.append(event)
         state = replay_state(items)
         state.update(copy_json(temp_state))
@@ -142,6 +158,7 @@ class _TurnAttempt:
     # The run
 
     async def run(self) -> RunModelOutcome:
+        enter_attempt(self._attempt)
         try:
             async with aclosing(self._start()) as events:
                 async for event in events:
@@ -158,11 +175,11 @@ class _TurnAttempt:
         setup, request, attempt = self._setup, self._request, self._attempt
         app = App.model_construct(
             name=setup.app.name,
-            root_agent=for_attempt(setup.root, attempt),
+            root_agent=setup.tree.root,
             plugins=[
-                FirstPlugin(attempt, request.events),
+                FirstPlugin(attempt, request.events, setup.tree),
                 *setup.app.plugins,
-                LastPlugin(attempt, setup.resolver),
+                LastPlugin(attempt, setup.resolver, setup.tree),
             ],
             context_cache_config=setup.app.context_cache_config,
             events_compaction_config=None,
@@ -170,8 +187,11 @@ class _TurnAttempt:
         )
         runner = _AttemptRunner(
             attempt=attempt,
+            resumed=self._state.invocation_id if self._state else None,
             app=app,
-            session_service=AttemptSessionService(self._session, self._appended),
+            session_service=AttemptSessionService(
+                self._session, self._appended, setup.tree.workflow_names
+            ),
             artifact_service=setup.artifact_service,
             memory_service=setup.memory_service,
             credential_service=setup.credential_service,
@@ -227,6 +247,8 @@ class _TurnAttempt:
         ]
         usage, metadata = attempt.usage(), attempt.metadata()
         waiting = attempt.paused_responses()
+        if waiting or attempt.yielded:
+            waiting = [*attempt.interrupted_replays(), *waiting]
         if waiting:
             run_state = self._run_state(events, waiting)
             calls = [call for response in waiting for call in self._requested(response)]
@@ -260,7 +282,11 @@ class _TurnAttempt:
                 effect=call.effect,
                 requires_approval=call.requires_approval,
                 agent_name=response.agent_name,
-                framework_data={"branch": response.branch, "approved": call.requires_approval},
+                framework_data={
+                    "branch": response.branch,
+                    "path": response.node_path,
+                    "approved": call.requires_approval,
+                },
             )
             for call_id, _ in response.calls
             if (call := response.deferred.get(call_id)) is not None and not call.native
@@ -279,11 +305,15 @@ class _TurnAttempt:
             temp_state={
                 key: to_json(value) for key, value in state.items() if key.startswith(_TEMP_PREFIX)
             },
+            node_inputs=self._attempt.node_inputs,
         )
 
     def _paused(self, response: OpenResponse) -> PausedEvent:
         calls: list[PausedCall] = []
         for call_id, tool_name in response.calls:
+            if response.replayed:
+                calls.append(self._paused_again(response, call_id))
+                continue
             actions = response.actions.get(call_id) or {}
             if (deferred := response.deferred.get(call_id)) is None:
                 calls.append(
@@ -305,7 +335,21 @@ class _TurnAttempt:
                     actions=actions,
                 )
             )
-        return PausedEvent(response.event_id, response.agent_name, response.branch, tuple(calls))
+        return PausedEvent(
+            response.event_id,
+            response.agent_name,
+            response.branch,
+            tuple(calls),
+            tuple(sorted(response.tasks)),
+            response.node_path,
+        )
+
+    def _paused_again(self, response: OpenResponse, call_id: str) -> PausedCall:
+        replay = self._attempt.replay_of(response, call_id)
+        assert replay is not None, f"call {call_id} of a replayed response has no replay"
+        if replay.record is None:
+            return replay.call
+        return replace(replay.call, kind=CallKind.RECORDED, record=replay.record)
 
     def _settled_response(self, response: OpenResponse, call_id: str) -> Json:
         for event in self._session.events[self._turn_starts_at :]:
@@ -332,7 +376,7 @@ class _TurnAttempt:
         if last is not None and last.error_code and not _has_answer(last):
             code: Any = last.error_code
             raise classify_answer(str(getattr(code, "value", code)), last.error_message)
-        if attempt.model_calls > attempt.answered_model_calls:
+        if attempt.has_silent_model_call:
             raise ModelCallError("the model gave no content")
 
     def _message(self, event: Event) -> AgentMessage:

@@ -1,0 +1,80 @@
+"""Run the callbacks around an agent once per turn.
+
+ADK runs ``before_agent_callback`` whenever it starts an agent, so also when it goes on with one
+after a pause, and ``after_agent_callback`` of every agent around one that pauses. The two methods
+that run them get a guard; it asks the attempt of the invocation, and lets every other use of ADK
+in the process pass through.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
+
+from dex_agents_google_adk._adk_workarounds import AdkWorkaroundWarning
+from dex_agents_google_adk._adk_workarounds.single_turn_input import put_back_input
+from dex_agents_google_adk._attempt import AttemptInvocationContext
+
+_MARK = "_dex_agents_guarded"
+_BEFORE, _AFTER = "_handle_before_agent_callback", "_handle_after_agent_callback"
+
+_Handler = Callable[[BaseAgent, InvocationContext], Awaitable[Event | None]]
+
+
+def apply() -> bool:
+    """Install the guards once per process; true if they stand."""
+    handlers = [getattr(BaseAgent, name, None) for name in (_BEFORE, _AFTER)]
+    if all(getattr(handler, _MARK, False) for handler in handlers):
+        return True
+    if not all(
+        inspect.iscoroutinefunction(handler) and len(inspect.signature(handler).parameters) == 2
+        for handler in handlers
+    ):
+        warnings.warn(
+            "ADK's handling of agent callbacks has changed; callbacks around an agent run again "
+            "whenever a durable session goes on after a pause",
+            AdkWorkaroundWarning,
+            stacklevel=2,
+        )
+        return False
+    before, after = handlers
+    setattr(BaseAgent, _BEFORE, _guarded_before(before))  # type: ignore[arg-type]
+    setattr(BaseAgent, _AFTER, _guarded_after(after))  # type: ignore[arg-type]
+    return True
+
+
+def _guarded_before(handler: _Handler) -> _Handler:
+    async def guarded(self: BaseAgent, ctx: InvocationContext) -> Event | None:
+        if not isinstance(ctx, AttemptInvocationContext):
+            return await handler(self, ctx)
+        put_back_input(self, ctx)
+        if not ctx.attempt.agent_starts((self.name, ctx.branch)):
+            return None
+        return await handler(self, ctx)
+
+    return _marked(guarded)
+
+
+def _guarded_after(handler: _Handler) -> _Handler:
+    async def guarded(self: BaseAgent, ctx: InvocationContext) -> Event | None:
+        if not isinstance(ctx, AttemptInvocationContext):
+            return await handler(self, ctx)
+        key = (self.name, ctx.branch)
+        if ctx.attempt.is_paused_within(key):
+            return None
+        event = await handler(self, ctx)
+        ctx.attempt.agent_ends(key)
+        return event
+
+    return _marked(guarded)
+
+
+def _marked(function: Any) -> Any:
+    setattr(function, _MARK, True)
+    return function

@@ -1,0 +1,217 @@
+"""What of an agent tree is refused when a runner is built, with the reason and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.agents.loop_agent import LoopAgent
+from google.adk.agents.parallel_agent import ParallelAgent
+from google.adk.agents.sequential_agent import SequentialAgent
+from google.adk.code_executors.built_in_code_executor import BuiltInCodeExecutor
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.base_toolset import BaseToolset
+from google.adk.tools.function_tool import FunctionTool
+from google.adk.workflow import Workflow
+from google.adk.workflow._base_node import BaseNode, _walk_static_nodes
+from google.adk.workflow._tool_node import _ToolNode
+
+from dex_agents._effects import ToolEffect, ToolPolicy
+from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS, is_generator_tool
+from dex_agents_google_adk._plugins import YIELD_TOOL_NAME
+from dex_agents_google_adk._tree import AgentTree
+
+_RESERVED_TOOL_NAMES = FRAMEWORK_CALLS | {YIELD_TOOL_NAME}
+_COMPOSITES = (SequentialAgent, LoopAgent, ParallelAgent)
+_INLINE_MODES = ("single_turn", "task")
+_LOADS_STATE = "_load_agent_state"
+
+
+def check_tree(tree: AgentTree, resumable_agents: Collection[str]) -> None:
+    """Refuse what a durable session cannot run.
+
+    Raises:
+        TypeError: A dynamic agent is no agent, or ``resumable_agents`` is one text.
+        ValueError: What is wrong with which agent, and what to do.
+    """
+    root = tree.root
+    if isinstance(resumable_agents, str):
+        raise TypeError("resumable_agents must be a collection of agent names, not one text")
+    for agent in tree.dynamic_agents:
+        if not isinstance(agent, BaseAgent):
+            raise TypeError(f"dynamic_agents must hold ADK agents, got {type(agent).__name__}")
+    if not isinstance(root, (BaseAgent, Workflow)):
+        raise ValueError(
+            f"The root {getattr(root, 'name', None)!r} is a {type(root).__name__}. A durable "
+            f"session runs an agent or a Workflow; put the node into a Workflow."
+        )
+    if isinstance(root, BaseAgent) and root.parent_agent is not None:
+        raise ValueError(
+            f"Agent {root.name!r} is a sub-agent of {root.parent_agent.name!r}; pass the root of "
+            f"the tree, or a clone() of the agent."
+        )
+    if isinstance(root, LlmAgent) and root.mode not in (None, "chat", "task"):
+        raise ValueError(
+            f"Agent {root.name!r} has mode={str(root.mode)!r}; a root agent in a durable session "
+            f"needs the mode 'chat' or 'task'."
+        )
+    _check_agents(tree, resumable_agents)
+    if isinstance(root, Workflow):
+        _check_workflow(root)
+
+
+def make_resumable(tree: AgentTree) -> None:
+    """Let ADK start composite agents again when an invocation goes on.
+
+    Without the mark ADK takes one that waits below a node for finished. It is a public field, and
+    nothing but a resumption reads it.
+    """
+    for node in tree.nodes():
+        if isinstance(node, BaseAgent):
+            node.rerun_on_resume = True
+
+
+def check_tool_nodes(tree: AgentTree, policies: Mapping[str, ToolPolicy]) -> None:
+    """Refuse tools that stand as nodes of a Workflow and may write.
+
+    Raises:
+        ValueError: The tool, and what to do.
+    """
+    for node in tree.nodes():
+        if not isinstance(node, _ToolNode):
+            continue
+        name = node.tool.name
+        policy = policies.get(name)
+        if policy is None or policy.effect is not ToolEffect.READ:
+            raise ValueError(
+                f"Tool {name!r} is a node of a Workflow. It runs inside RunModel, which may be "
+                f"repeated; give it ToolPolicy(ToolEffect.READ) in tool_policies if it only reads, "
+                f"else give the tool to an agent."
+            )
+
+
+def _check_agents(tree: AgentTree, resumable_agents: Collection[str]) -> None:
+    names = {node.name for node in tree.nodes()}
+    if unknown := sorted(set(resumable_agents) - names):
+        raise ValueError(
+            f"resumable_agents names {', '.join(map(repr, unknown))}, but the tree has no such agent"
+        )
+    for node in tree.nodes():
+        if isinstance(node, LlmAgent):
+            _check_llm_agent(node, tree.root)
+        elif isinstance(node, BaseAgent) and not isinstance(node, _COMPOSITES):
+            _check_custom_agent(node, resumable_agents)
+
+
+def _check_llm_agent(agent: LlmAgent, root: BaseNode) -> None:
+    name = agent.name
+    if type(agent)._run_async_impl is not LlmAgent._run_async_impl:
+        raise ValueError(
+            f"Agent {name!r} is a {type(agent).__name__} with a run loop of its own, which cannot "
+            f"be paused; use LlmAgent with callbacks."
+        )
+    if agent.mode in _INLINE_MODES and agent.parent_agent and not isinstance(root, LlmAgent):
+        raise ValueError(
+            f"Agent {name!r} has mode={str(agent.mode)!r}, but the root {root.name!r} is a "
+            f"{type(root).__name__}; ADK runs such sub-agents only below a root LlmAgent. Make the "
+            f"root one, or let {name!r} be reached by transfer."
+        )
+    _check_code_executor(agent)
+    for tool in agent.tools:
+        _check_tool(agent, tool)
+    names = [tool.name for tool in static_tools(agent)]
+    if repeated := sorted({tool for tool in names if names.count(tool) > 1}):
+        raise ValueError(
+            f"Agent {name!r} has several tools named {', '.join(map(repr, repeated))}; a tool Step "
+            f"finds its tool by name, so give each a name of its own."
+        )
+
+
+def _check_custom_agent(agent: BaseAgent, resumable_agents: Collection[str]) -> None:
+    name, kind = agent.name, type(agent).__name__
+    if name in resumable_agents:
+        return
+    if isinstance(agent.parent_agent, ParallelAgent):
+        raise ValueError(
+            f"Agent {name!r} is a {kind} in a ParallelAgent, which would start it again whenever "
+            f"another branch goes on after a pause. If it goes on by itself where it stopped, name "
+            f"it in resumable_agents; else put it before or behind the ParallelAgent."
+        )
+    run = getattr(type(agent)._run_async_impl, "__code__", None)
+    if agent.sub_agents and (run is None or _LOADS_STATE not in run.co_names):
+        raise ValueError(
+            f"Agent {name!r} is a {kind} whose run loop does not load its state, so after a pause "
+            f"it would run its sub-agents again from the first. Use SequentialAgent, LoopAgent, "
+            f"ParallelAgent or Workflow, load the state as they do, or name it in resumable_agents "
+            f"if it goes on where it stopped."
+        )
+
+
+def _check_workflow(workflow: Workflow) -> None:
+    for node in workflow._iter_static_children():
+        if isinstance(node, _COMPOSITES) or (isinstance(node, BaseAgent) and node.sub_agents):
+            raise ValueError(
+                f"Node {node.name!r} of Workflow {workflow.name!r} is a {type(node).__name__} with "
+                f"sub_agents. ADK runs what such a node hands over twice, inside the node and from "
+                f"the Workflow; make the sub-agents nodes, or use a nested Workflow."
+            )
+        if isinstance(node, Workflow):
+            _check_workflow(node)
+
+
+def _check_code_executor(agent: LlmAgent) -> None:
+    executor = agent.code_executor
+    if executor is not None and not isinstance(executor, BuiltInCodeExecutor):
+        raise ValueError(
+            f"Agent {agent.name!r} has the code executor {type(executor).__name__}, which would "
+            f"run the model's code again when a Step is repeated. Use BuiltInCodeExecutor, or run "
+            f"such code in a tool."
+        )
+
+
+def _check_tool(agent: LlmAgent, tool: Any) -> None:
+    where = f"Agent {agent.name!r}"
+    if isinstance(tool, BaseToolset):
+        return
+    if isinstance(tool, BaseNode):
+        raise ValueError(
+            f"{where} has the Workflow node {tool.name!r} as a tool, which a durable session does "
+            f"not support yet; wrap what it does in a function."
+        )
+    known = _as_tool(tool)
+    if known.name in _RESERVED_TOOL_NAMES:
+        raise ValueError(f"{where} has a tool with the reserved name {known.name!r}; rename it.")
+    if known.is_long_running:
+        raise ValueError(
+            f"{where} has the long-running tool {known.name!r}, which a durable session does not "
+            f"support yet. An ordinary tool may take as long as it needs, and survives a crash of "
+            f"the Worker."
+        )
+    if is_generator_tool(known):
+        raise ValueError(
+            f"{where} has the generator tool {known.name!r}, which a durable session does not "
+            f"support yet; return the result instead of yielding it."
+        )
+    if type(known).__name__ == "NodeTool":
+        raise ValueError(
+            f"{where} has the NodeTool {known.name!r}, which a durable session does not support "
+            f"yet; wrap what it does in a function."
+        )
+    if isinstance(known, AgentTool):
+        for node in _walk_static_nodes(known.agent):
+            if isinstance(node, LlmAgent):
+                _check_code_executor(node)
+
+
+def _as_tool(tool: Any) -> BaseTool:
+    return tool if isinstance(tool, BaseTool) else FunctionTool(tool)
+
+
+def static_tools(agent: LlmAgent) -> Iterator[BaseTool]:
+    """The tools that the agent declares itself, without those of toolsets."""
+    for tool in agent.tools:
+        if not isinstance(tool, (BaseToolset, BaseNode)):
+            yield _as_tool(tool)
