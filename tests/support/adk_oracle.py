@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
 from google.adk.apps.app import App
 from google.adk.artifacts.in_memory_artifact_service import InMemoryArtifactService
@@ -24,6 +23,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import Runner
 from google.adk.sessions.in_memory_session_service import InMemorySessionService
+from google.adk.workflow import BaseNode
 from google.genai import types
 
 from dex_agents._contract import (
@@ -138,16 +138,21 @@ class ScriptedLlm(BaseLlm):
     model: str = "scripted"
     world: Any = None
 
+    def scripted_step(self, request: LlmRequest, shown: Json) -> Step:
+        """The next step of the script."""
+        world: World = self.world
+        index = world.cursor
+        world.cursor += 1
+        assert index < len(world.script), f"model call {index} is not scripted"
+        return world.script[index]
+
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        world: World = self.world
-        world.requests.append(request_json(llm_request))
-        index = world.cursor
-        world.cursor += 1
+        shown = request_json(llm_request)
+        self.world.requests.append(shown)
         await asyncio.sleep(0)
-        assert index < len(world.script), f"model call {index} is not scripted"
-        step = world.script[index]
+        step = self.scripted_step(llm_request, shown)
         if callable(step):
             step = step(llm_request)
         if isinstance(step, Exception):
@@ -180,7 +185,7 @@ def stored(value: Any) -> Any:
     return json.loads(json.dumps(value, allow_nan=False))
 
 
-Build = Callable[[World], BaseAgent | App]
+Build = Callable[[Any], BaseNode | App]
 Decide = Callable[[RequestedToolCall], str | None]
 """The rejection message of a call, or None to approve."""
 
@@ -207,6 +212,8 @@ class Driver:
     requested: list[RequestedToolCall] = field(default_factory=list)
     turns: int = 0
     steps: int = 0
+    calls_per_step: int = 1
+    limit: int = 40
 
     async def turn(self, message: str) -> TurnCompleted:
         """One turn from user message to answer."""
@@ -215,13 +222,13 @@ class Driver:
         run_state: Json = None
         records: list[ToolCallRecord] = []
         model_calls = 0
-        for _ in range(40):
+        for _ in range(self.limit):
             self.steps += 1
             outcome = await self._run_model(user_message, run_state, records, model_calls)
             self.outcomes.append(outcome)
             self.usage += outcome.usage
             model_calls += outcome.usage.model_calls
-            assert outcome.usage.model_calls <= 1
+            assert outcome.usage.model_calls <= self.calls_per_step
             if isinstance(outcome, TurnCompleted):
                 self._store(outcome)
                 return outcome
@@ -360,14 +367,14 @@ class PlainResult:
 
 async def run_plain(
     build: Build,
-    script: Sequence[Step],
+    script: Sequence[Step] | World,
     messages: Sequence[str],
     *,
     run_config: RunConfig | None = None,
     artifact_service: Any = None,
 ) -> PlainResult:
     """Run the agent as any ADK application does."""
-    world = World(script)
+    world = script if isinstance(script, World) else World(script)
     sessions = InMemorySessionService()
     agent = build(world)
     app = agent if isinstance(agent, App) else App(name=agent.name, root_agent=agent)

@@ -47,7 +47,9 @@ class OpenResponse:
         replayed: Whether the calls come from the run state instead of a new response.
         tasks: Ids of calls that hand a task to a sub-agent.
         actions: What callbacks did to each call's context before the pause.
-        answered: Whether ADK has written the results of its calls.
+        begun: Ids of calls that run a sub-agent and whose callbacks have had their say.
+        answered: Ids of calls whose results ADK has written.
+        answers: Ids of the events that hold them.
     """
 
     event_id: str
@@ -56,12 +58,19 @@ class OpenResponse:
     calls: list[tuple[str, str]]
     mixed: bool = False
     replayed: bool = False
-    answered: bool = False
+    begun: set[str] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)
+    answers: list[str] = field(default_factory=list)
     tasks: frozenset[str] = frozenset()
     node_path: str = ""
     contexts: dict[str, ToolContext] = field(default_factory=dict)
     deferred: dict[str, DeferredCall] = field(default_factory=dict)
     actions: dict[str, dict[str, Json]] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether ADK has written every result that it writes before it asks the model again."""
+        return all(call_id in self.answered | self.tasks for call_id, _ in self.calls)
 
     def keep_actions(self) -> None:
         """Keep what callbacks did, before appending the placeholder event trims ``temp:`` keys
@@ -147,6 +156,7 @@ class Attempt:
                 branch=event.branch,
                 calls=[(call.call_id, call.tool_name) for call in event.calls],
                 replayed=True,
+                begun={call.call_id for call in event.calls if call.begun},
                 tasks=frozenset(event.tasks),
                 node_path=event.node_path,
             )
@@ -321,7 +331,8 @@ class Attempt:
         """ADK has written results of an agent's calls."""
         response = self._open.get((event.author, event.branch))
         if response is not None:
-            response.answered = True
+            response.answered |= {item.id or "" for item in event.get_function_responses()}
+            response.answers.append(event.id)
 
     def take_replay(self, key: AgentKey, call_id: str) -> _Replay | None:
         """The stored result of a call; each can be taken once."""
@@ -353,16 +364,19 @@ class Attempt:
         """Names of tools whose stored result no call has taken."""
         return [replay.call.tool_name for replay in self._replays.values() if not replay.taken]
 
-    def interrupted_replays(self) -> list[OpenResponse]:
-        """Replayed responses of which a call paused again, so that none got its result."""
-        return [
-            response for response in self.responses if response.replayed and not response.answered
-        ]
+    def open_responses(self) -> list[OpenResponse]:
+        """Responses whose results ADK has not all written, in the order in which they came."""
+        return [response for response in self.responses if not response.is_complete]
 
     def owes_task(self, key: AgentKey) -> bool:
         """Whether the agent has calls that ADK hands to a sub-agent only when it starts anew."""
         response = self._open.get(key)
-        return response is not None and response.replayed and bool(response.tasks)
+        return (
+            response is not None
+            and response.replayed
+            and response.is_complete
+            and bool(response.tasks - response.answered)
+        )
 
     def call_settled(self, context: ToolContext) -> None:
         """The answer of this call has been through its ``after_tool_callback`` chain before the

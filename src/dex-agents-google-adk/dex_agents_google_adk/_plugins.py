@@ -181,9 +181,16 @@ class FirstPlugin(BasePlugin):
         replay = self._attempt.take_replay(key, call_id)
         if replay is not None:
             call = replay.call
+            response = self._attempt.open_response(key)
+            if response is not None:
+                response.contexts[call_id] = tool_context
             if call.kind is CallKind.NATIVE:
                 await self._begin_inline(tool, tool_context)
-                return None
+                if not call.begun:
+                    return None
+                # Run here, so that nobody's callback sees the call a second time.
+                result = await tool.run_async(args=tool_args, tool_context=tool_context)
+                return {"result": None} if result is None else result
             if call.arguments is not None:
                 tool_args.clear()
                 tool_args.update(copy_json(call.arguments))
@@ -212,6 +219,9 @@ class FirstPlugin(BasePlugin):
             turn = self._inline_turns.setdefault(invocation_of(context).branch, asyncio.Lock())
             await turn.acquire()
             self._inline_runs[id(context)] = turn
+            response = self._attempt.open_response(_agent_key(context))
+            if response is not None:
+                response.begun.add(context.function_call_id or "")
         self._emit("tool_call_started", tool, context)
 
     async def after_tool_callback(

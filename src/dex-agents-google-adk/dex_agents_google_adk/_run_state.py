@@ -39,6 +39,7 @@ class PausedCall:
         actions: What callbacks did to the call's context before the pause.
         response: The function response part of a settled call.
         record: The record of a recorded call.
+        begun: Whether the call runs a sub-agent that has begun, so that its callbacks are done.
     """
 
     call_id: str
@@ -48,6 +49,7 @@ class PausedCall:
     actions: dict[str, Json] = field(default_factory=dict)
     response: Json = None
     record: ToolCallRecord | None = None
+    begun: bool = False
 
     def to_json(self) -> Json:
         item: dict[str, Json] = {
@@ -63,6 +65,8 @@ class PausedCall:
             item["response"] = self.response
         if self.record is not None:
             item["record"] = asdict(self.record)
+        if self.begun:
+            item["begun"] = True
         return item
 
     @staticmethod
@@ -75,6 +79,7 @@ class PausedCall:
             actions=item.get("actions") or {},
             response=item.get("response"),
             record=_record(item.get("record")),
+            begun=bool(item.get("begun")),
         )
 
 

@@ -30,9 +30,10 @@ from dex_agents._contract import (
     TurnCompleted,
 )
 from dex_agents._errors import AgentError, AgentTurnError, ModelCallError
+from dex_agents_google_adk._actions import actions_to_json
 from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS
 from dex_agents_google_adk._adk_workarounds import active_agent
-from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_foreign_path
+from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_misleading_path
 from dex_agents_google_adk._attempt import (
     Attempt,
     AttemptInvocationContext,
@@ -88,7 +89,9 @@ class _AttemptRunner(Runner):
     def _find_agent_to_run(self, session: Session, root_agent: BaseAgent) -> BaseAgent:
         if self._resumed is None:
             return super()._find_agent_to_run(session, root_agent)
-        return active_agent.pick(session, root_agent, self._resumed, super()._find_agent_to_run)
+        return active_agent.first_agent(
+            session, root_agent, self._resumed, super()._find_agent_to_run
+        )
 
     def _create_invocation_context(self, **kwargs: object) -> InvocationContext:
         context = AttemptInvocationContext(**kwargs)  # type: ignore[arg-type]
@@ -143,7 +146,7 @@ class _TurnAttempt:
             for item in self._state.events:
                 event = load_event(copy_json(item))
                 self._items[event.id] = item
-                forget_foreign_path(event, self._setup.tree.agent_names)
+                forget_misleading_path(event, self._setup.tree.agent_names)
                 events.append(event)
         state = replay_state(items)
         state.update(copy_json(temp_state))
@@ -240,17 +243,21 @@ class _TurnAttempt:
                 f"lost, but "
                 "the turn cannot go on"
             )
+        usage, metadata = attempt.usage(), attempt.metadata()
+        pauses = bool(attempt.paused_responses()) or attempt.yielded
+        waiting = attempt.open_responses() if pauses else []
+        paused = tuple(self._paused(response) for response in waiting)
+        if pauses:
+            # A response goes on as a whole, so what ADK has written of it is kept with its calls.
+            for response in waiting:
+                attempt.synthetic_events.update(response.answers)
         events = [
             event
             for event in self._session.events[self._turn_starts_at :]
             if event.id not in attempt.synthetic_events
         ]
-        usage, metadata = attempt.usage(), attempt.metadata()
-        waiting = attempt.paused_responses()
-        if waiting or attempt.yielded:
-            waiting = [*attempt.interrupted_replays(), *waiting]
-        if waiting:
-            run_state = self._run_state(events, waiting)
+        if pauses:
+            run_state = self._run_state(events, paused)
             calls = [call for response in waiting for call in self._requested(response)]
             if calls:
                 context = make_tool_context(
@@ -263,8 +270,6 @@ class _TurnAttempt:
                     usage=usage,
                     metadata=metadata,
                 )
-        if waiting or attempt.yielded:
-            run_state = self._run_state(events, waiting)
             return ContinueTurn(run_state=run_state.to_json(), usage=usage, metadata=metadata)
         events = [event for event in events if not is_resumption_marker(event)]
         self._check_end(events)
@@ -292,12 +297,12 @@ class _TurnAttempt:
             if (call := response.deferred.get(call_id)) is not None and not call.native
         ]
 
-    def _run_state(self, events: list[Event], waiting: list[OpenResponse]) -> RunState:
+    def _run_state(self, events: list[Event], paused: tuple[PausedEvent, ...]) -> RunState:
         state = self._session.state
         return RunState(
             invocation_id=self._attempt.invocation_id,
             events=tuple(self._items[event.id] for event in events),
-            paused=tuple(self._paused(response) for response in waiting),
+            paused=paused,
             started=tuple(
                 StartedAgent(name, branch, output)
                 for (name, branch), output in self._attempt.started.items()
@@ -309,32 +314,7 @@ class _TurnAttempt:
         )
 
     def _paused(self, response: OpenResponse) -> PausedEvent:
-        calls: list[PausedCall] = []
-        for call_id, tool_name in response.calls:
-            if response.replayed:
-                calls.append(self._paused_again(response, call_id))
-                continue
-            actions = response.actions.get(call_id) or {}
-            if (deferred := response.deferred.get(call_id)) is None:
-                calls.append(
-                    PausedCall(
-                        call_id=call_id,
-                        kind=CallKind.SETTLED,
-                        tool_name=tool_name,
-                        actions=actions,
-                        response=self._settled_response(response, call_id),
-                    )
-                )
-                continue
-            calls.append(
-                PausedCall(
-                    call_id=call_id,
-                    kind=CallKind.NATIVE if deferred.native else CallKind.STEP,
-                    tool_name=tool_name,
-                    arguments=deferred.arguments if deferred.arguments_changed else None,
-                    actions=actions,
-                )
-            )
+        calls = [self._paused_call(response, *call) for call in response.calls]
         return PausedEvent(
             response.event_id,
             response.agent_name,
@@ -344,16 +324,49 @@ class _TurnAttempt:
             response.node_path,
         )
 
-    def _paused_again(self, response: OpenResponse, call_id: str) -> PausedCall:
-        replay = self._attempt.replay_of(response, call_id)
-        assert replay is not None, f"call {call_id} of a replayed response has no replay"
-        if replay.record is None:
-            return replay.call
-        return replace(replay.call, kind=CallKind.RECORDED, record=replay.record)
+    def _paused_call(self, response: OpenResponse, call_id: str, tool_name: str) -> PausedCall:
+        replay = self._attempt.replay_of(response, call_id) if response.replayed else None
+        if call_id in response.answered:
+            context = response.contexts.get(call_id)
+            return PausedCall(
+                call_id=call_id,
+                kind=CallKind.SETTLED,
+                tool_name=tool_name,
+                actions=actions_to_json(context.actions) if context is not None else {},
+                response=self._settled_response(response, call_id),
+            )
+        if replay is not None:
+            kept = replace(replay.call, begun=call_id in response.begun)
+            if replay.record is None:
+                return kept
+            return replace(kept, kind=CallKind.RECORDED, record=replay.record)
+        actions = response.actions.get(call_id) or {}
+        if (deferred := response.deferred.get(call_id)) is not None:
+            return PausedCall(
+                call_id=call_id,
+                kind=CallKind.NATIVE if deferred.native else CallKind.STEP,
+                tool_name=tool_name,
+                arguments=deferred.arguments if deferred.arguments_changed else None,
+                actions=actions,
+            )
+        if call_id in response.begun or call_id in response.tasks or not response.deferred:
+            return PausedCall(
+                call_id=call_id,
+                kind=CallKind.NATIVE,
+                tool_name=tool_name,
+                begun=call_id in response.begun,
+            )
+        return PausedCall(
+            call_id=call_id,
+            kind=CallKind.SETTLED,
+            tool_name=tool_name,
+            actions=actions,
+            response=self._settled_response(response, call_id),
+        )
 
     def _settled_response(self, response: OpenResponse, call_id: str) -> Json:
         for event in self._session.events[self._turn_starts_at :]:
-            if event.id not in self._attempt.synthetic_events or event.branch != response.branch:
+            if event.branch != response.branch:
                 continue
             for item in event.get_function_responses():
                 if item.id == call_id and event.author == response.agent_name:

@@ -1,7 +1,8 @@
-"""Which agent goes on when an invocation does.
+"""Which agent ADK starts when an invocation goes on.
 
-ADK looks at the author of the session's last event, which may be an agent in the middle of a
-composite one, and then runs that agent without what is around it.
+ADK looks at the author of the session's last event, which may stand in the middle of a composite
+agent, and then runs that agent without what is around it. Started where the invocation began, ADK
+itself follows the transfers of the stored events to the agent that waits.
 """
 
 from __future__ import annotations
@@ -14,15 +15,10 @@ from google.adk.sessions.session import Session
 Pick = Callable[[Session, BaseAgent], BaseAgent]
 
 
-def pick(session: Session, root: BaseAgent, invocation_id: str, pick_first: Pick) -> BaseAgent:
-    """The agent that the invocation began with, followed through its own transfers."""
+def first_agent(session: Session, root: BaseAgent, invocation_id: str, pick: Pick) -> BaseAgent:
+    """The agent that the invocation began with."""
     events = session.events
     start = next(
         (i for i, event in enumerate(events) if event.invocation_id == invocation_id), len(events)
     )
-    active = pick_first(session.model_copy(update={"events": events[:start]}), root)
-    for event in events[start:]:
-        target = event.actions.transfer_to_agent
-        if target and event.author == active.name and event.invocation_id == invocation_id:
-            active = root.find_agent(target) or active
-    return active
+    return pick(session.model_copy(update={"events": events[:start]}), root)

@@ -1,7 +1,8 @@
-"""Whose event an event is.
+"""Whose event an event is, and what it says about the node.
 
 ADK stamps the path of a node on the events of every agent that runs nested in it. Read back, a
-nested agent's transfer looks like the node's own, which ADK then cannot carry out.
+nested agent's transfer looks like the node's own, which ADK then cannot carry out. And the event in
+which a composite agent notes how far it has come looks like one that ends its run.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from collections.abc import Collection
 from google.adk.events.event import Event
 
 
-def forget_foreign_path(event: Event, agent_names: Collection[str]) -> None:
-    """Take the path off an event that an agent below the path's node made."""
+def forget_misleading_path(event: Event, agent_names: Collection[str]) -> None:
+    """Take the path off an event that would be read as something its node did not do."""
     path = event.node_info.path
     if not path or event.author not in agent_names:
         return
-    if path.rsplit("/", 1)[-1].split("@")[0] != event.author:
+    is_foreign = path.rsplit("/", 1)[-1].split("@")[0] != event.author
+    is_progress = event.actions.agent_state is not None and not event.actions.end_of_agent
+    if is_foreign or (is_progress and not event.content):
         event.node_info.path = ""

@@ -1,0 +1,290 @@
+"""Random agent trees and Workflows with their scripts, from a seed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.agents.loop_agent import LoopAgent
+from google.adk.agents.parallel_agent import ParallelAgent
+from google.adk.agents.sequential_agent import SequentialAgent
+from google.adk.tools.exit_loop_tool import exit_loop
+from google.adk.tools.function_tool import FunctionTool
+from google.adk.tools.tool_context import ToolContext
+from google.adk.workflow import BaseNode, JoinNode, Workflow, node
+
+from support.adk_oracle import call, text
+from support.tree_oracle import TreeLlm, TreeWorld
+
+_COMPOSITES: dict[str, Any] = {
+    "sequence": SequentialAgent,
+    "loop": LoopAgent,
+    "parallel": ParallelAgent,
+}
+_GUARDED = "guarded"
+
+
+@dataclass
+class Plan:
+    """What a seed stands for.
+
+    Attributes:
+        tree: Nested lists, for a person who reads a failure.
+        build: Makes the agents anew.
+        scripts: What each agent's model answers, over and over.
+        any_order: Whether branches run side by side somewhere.
+        dynamic: Agents that only dynamic nodes know, filled by ``build``.
+    """
+
+    tree: Any
+    build: Callable[[TreeWorld], BaseNode]
+    scripts: dict[str, list[Any]]
+    any_order: bool
+    dynamic: list[BaseAgent] = field(default_factory=list)
+
+
+def make_tool(world: TreeWorld, name: str) -> FunctionTool:
+    """Notes its execution, changes the state, fails for some arguments."""
+
+    def run(x: str, tool_context: ToolContext) -> Any:
+        world.ran(name, x=x)
+        tool_context.state[f"{name}_state"] = f"{x}!"
+        tool_context.state["temp:last"] = name
+        return [x, None] if x.endswith("7") else {"value": f"{name}({x})"}
+
+    run.__name__ = name
+    run.__doc__ = f"Tool {name}."
+    return FunctionTool(run)
+
+
+def make_llm(world: TreeWorld, name: str, **fields: Any) -> LlmAgent:
+    """An agent with a tool of its own, traced callbacks and a guardrail."""
+
+    def note(kind: str) -> Callable[..., None]:
+        def callback(*_: Any, **__: Any) -> None:
+            world.log(f"{kind} {name}")
+
+        return callback
+
+    def guard(tool: Any, args: dict[str, Any], tool_context: ToolContext) -> Any:
+        world.log(f"before_tool {tool.name}")
+        if args.get("x") == _GUARDED:
+            return {"refused": tool.name}
+        if args.get("x", "").endswith("3"):
+            args["x"] += "0"
+        return None
+
+    def after(tool: Any, args: Any, tool_context: ToolContext, tool_response: Any) -> Any:
+        world.log(f"after_tool {tool.name} {json.dumps(tool_response)}")
+        return {"replaced": tool_response} if args.get("x", "").endswith("5") else None
+
+    return LlmAgent(
+        name=name,
+        model=TreeLlm(world=world),
+        instruction=f"You are {name}.",
+        description=f"{name} does {name}",
+        tools=[make_tool(world, f"t_{name}"), exit_loop],
+        before_agent_callback=note("before"),
+        after_agent_callback=note("after"),
+        before_tool_callback=guard,
+        after_tool_callback=after,
+        **fields,
+    )
+
+
+class _Maker:
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.scripts: dict[str, list[Any]] = {}
+        self._names = 0
+
+    def name(self, kind: str) -> str:
+        self._names += 1
+        return f"{kind}{self._names}"
+
+    def tool_call(self, agent: str) -> Any:
+        x = str(self.rng.randint(0, 99)) if self.rng.random() > 0.1 else _GUARDED
+        if self.rng.random() < 0.05:
+            return call("missing", x=x)
+        return call(f"t_{agent}", x=x)
+
+    def leaf(self, *last: Any, mixed: bool = False) -> str:
+        """A new agent: some rounds of calls, then ``last`` or a text."""
+        name = self.name("a")
+        script: list[Any] = [
+            [self.tool_call(name) for _ in range(self.rng.randint(1, 3))]
+            for _ in range(self.rng.randint(0, 2))
+        ]
+        if last and mixed and script:
+            script[-1] = [*script[-1], *last]
+        elif last:
+            script.append(list(last))
+        else:
+            script.append(text(f"{name} end"))
+        self.scripts[name] = script
+        return name
+
+
+class _Trees(_Maker):
+    def tree(self, depth: int, *, in_loop: bool = False, is_root: bool = False) -> Any:
+        kinds = ["leaf", "sequence", "loop", "parallel", "transfer"]
+        if is_root:
+            kinds = [*kinds[1:], "inline", "task"]
+        kind = self.rng.choice(kinds) if depth else "leaf"
+        if kind == "leaf":
+            if in_loop and self.rng.random() < 0.4:
+                return ["leaf", self.leaf(call("exit_loop"), mixed=self.rng.random() < 0.3)]
+            return ["leaf", self.leaf()]
+        if kind in _COMPOSITES:
+            count = self.rng.randint(2, 3) if kind == "parallel" else self.rng.randint(1, 2)
+            rounds = self.rng.randint(1, 3)
+            return [
+                kind,
+                self.name("c"),
+                rounds,
+                [self.tree(depth - 1, in_loop=kind == "loop") for _ in range(count)],
+            ]
+        if kind == "transfer":
+            children = [self.tree(depth - 1) for _ in range(self.rng.randint(1, 2))]
+            target = self.rng.choice(children)[1]
+            move = call("transfer_to_agent", agent_name=target)
+            return ["transfer", self.leaf(move, mixed=self.rng.random() < 0.3), 0, children]
+        children = [["leaf", self._inline_leaf(kind)] for _ in range(self.rng.randint(1, 3))]
+        asked = [call(child[1], request=f"for {child[1]}") for child in children]
+        name = self.leaf(*asked, mixed=self.rng.random() < 0.4)
+        self.scripts[name].append(text(f"{name} end"))
+        return [kind, name, 0, children]
+
+    def _inline_leaf(self, kind: str) -> str:
+        return self.leaf(call("finish_task", result="done")) if kind == "task" else self.leaf()
+
+
+def _build_tree(world: TreeWorld, tree: Any) -> BaseAgent:
+    kind, name = tree[0], tree[1]
+    if kind == "leaf":
+        return make_llm(world, name)
+    rounds, children = tree[2], tree[3]
+    if kind in _COMPOSITES:
+        extra = {"max_iterations": rounds} if kind == "loop" else {}
+
+        def note(what: str) -> Callable[..., None]:
+            def callback(callback_context: Any) -> None:
+                world.log(f"{what} {name}")
+
+            return callback
+
+        made: BaseAgent = _COMPOSITES[kind](
+            name=name,
+            description=name,
+            sub_agents=[_build_tree(world, child) for child in children],
+            before_agent_callback=note("before"),
+            after_agent_callback=note("after"),
+            **extra,
+        )
+        return made
+    if kind == "transfer":
+        return make_llm(world, name, sub_agents=[_build_tree(world, child) for child in children])
+    mode = {"inline": "single_turn", "task": "task"}[kind]
+    return make_llm(
+        world, name, sub_agents=[make_llm(world, child[1], mode=mode) for child in children]
+    )
+
+
+def _has(tree: Any, kinds: set[str]) -> bool:
+    return tree[0] in kinds or any(_has(child, kinds) for child in (tree[3:4] or [[]])[0])
+
+
+def random_tree(seed: int) -> Plan:
+    """An agent tree."""
+    maker = _Trees(seed)
+    tree = maker.tree(maker.rng.randint(1, 3), is_root=True)
+    return Plan(
+        tree,
+        lambda world: _build_tree(world, tree),
+        maker.scripts,
+        _has(tree, {"parallel", "inline"}),
+    )
+
+
+class _Workflows(_Maker):
+    def workflow(self, depth: int) -> Any:
+        parts = []
+        for _ in range(self.rng.randint(1, 3)):
+            kinds = ["leaf", "leaf", "function", "fan", "nested", "dynamic"]
+            kind = self.rng.choice(kinds if depth else ["leaf", "function"])
+            if kind == "leaf":
+                parts.append(["leaf", self.leaf()])
+            elif kind == "function":
+                parts.append(["function", self.name("f")])
+            elif kind == "dynamic":
+                parts.append(["dynamic", self.name("d"), self.leaf()])
+            elif kind == "nested":
+                parts.append(self.workflow(depth - 1))
+            else:
+                parts.append(["fan", self.name("j"), [self._lane(depth) for _ in range(2)]])
+        return ["workflow", self.name("w"), parts]
+
+    def _lane(self, depth: int) -> Any:
+        if self.rng.random() < 0.2 and depth > 1:
+            return self.workflow(depth - 1)
+        if self.rng.random() < 0.3:
+            return ["function", self.name("f")]
+        return ["leaf", self.leaf()]
+
+
+def _build_node(world: TreeWorld, part: Any, dynamic: list[BaseAgent]) -> Any:
+    kind, name = part[0], part[1]
+    if kind == "leaf":
+        return make_llm(world, name)
+    if kind == "workflow":
+        return _build_workflow(world, part, dynamic)
+    if kind == "function":
+
+        def function(node_input: Any) -> str:
+            return f"{name}({node_input if isinstance(node_input, str) else 'x'})"
+
+        function.__name__ = name
+        return function
+    child = make_llm(world, part[2])
+    dynamic.append(child)
+
+    async def run_child(node_input: Any, ctx: Any) -> str:
+        return f"{name} {await ctx.run_node(child, node_input='dynamic input')}"
+
+    run_child.__name__ = name
+    return node(rerun_on_resume=True)(run_child)
+
+
+def _build_workflow(world: TreeWorld, tree: Any, dynamic: list[BaseAgent]) -> Workflow:
+    edges: list[Any] = []
+    before: Any = "START"
+    for part in tree[2]:
+        if part[0] == "fan":
+            join = JoinNode(name=part[1])
+            lanes = tuple(_build_node(world, lane, dynamic) for lane in part[2])
+            edges.append((before, lanes, join))
+            before = join
+        else:
+            made = _build_node(world, part, dynamic)
+            edges.append((before, made))
+            before = made
+    return Workflow(name=tree[1], edges=edges)
+
+
+def random_workflow(seed: int) -> Plan:
+    """A Workflow."""
+    maker = _Workflows(seed)
+    tree = maker.workflow(maker.rng.randint(1, 3))
+    plan = Plan(tree, lambda _: Workflow(name="unset"), maker.scripts, True)
+
+    def build(world: TreeWorld) -> BaseNode:
+        plan.dynamic.clear()
+        return _build_workflow(world, tree, plan.dynamic)
+
+    plan.build = build
+    return plan
