@@ -137,6 +137,8 @@ class FirstPlugin(BasePlugin):
     ) -> Event | None:
         if event.partial or event.author == USER:
             return None
+        if event.id in self._attempt.synthetic_events:
+            return event
         if _is_synthetic(event):
             self._attempt.synthetic_events.add(event.id)
             response = self._attempt.open_response((event.author, event.branch))

@@ -81,17 +81,31 @@ async def run_model(setup: RunnerSetup, request: RunModelRequest) -> RunModelOut
 class _AttemptRunner(Runner):
     """ADK's runner for one attempt."""
 
-    def __init__(self, *, attempt: Attempt, resumed: str | None, **arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        attempt: Attempt,
+        resumed: str | None,
+        application_config: ResumabilityConfig | None,
+        **arguments: Any,
+    ) -> None:
         self._attempt = attempt
         self._resumed = resumed
+        self._application_config = application_config
         super().__init__(**arguments)
 
     def _find_agent_to_run(self, session: Session, root_agent: BaseAgent) -> BaseAgent:
         if self._resumed is None:
+            return self._pick(session, root_agent)
+        return active_agent.first_agent(session, root_agent, self._resumed, self._pick)
+
+    def _pick(self, session: Session, root_agent: BaseAgent) -> BaseAgent:
+        # A resumable app picks otherwise, but only for us is the application's app one.
+        ours, self.resumability_config = self.resumability_config, self._application_config
+        try:
             return super()._find_agent_to_run(session, root_agent)
-        return active_agent.first_agent(
-            session, root_agent, self._resumed, super()._find_agent_to_run
-        )
+        finally:
+            self.resumability_config = ours
 
     def _create_invocation_context(self, **kwargs: object) -> InvocationContext:
         context = AttemptInvocationContext(**kwargs)  # type: ignore[arg-type]
@@ -191,6 +205,7 @@ class _TurnAttempt:
         runner = _AttemptRunner(
             attempt=attempt,
             resumed=self._state.invocation_id if self._state else None,
+            application_config=setup.app.resumability_config,
             app=app,
             session_service=AttemptSessionService(
                 self._session, self._appended, setup.tree.workflow_names

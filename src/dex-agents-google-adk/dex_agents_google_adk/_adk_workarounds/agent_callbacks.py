@@ -18,6 +18,7 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 
 from dex_agents_google_adk._adk_workarounds import AdkWorkaroundWarning
+from dex_agents_google_adk._adk_workarounds.escalation import repeated_escalation
 from dex_agents_google_adk._adk_workarounds.single_turn_input import put_back_input
 from dex_agents_google_adk._attempt import AttemptInvocationContext
 
@@ -55,7 +56,7 @@ def _guarded_before(handler: _Handler) -> _Handler:
             return await handler(self, ctx)
         put_back_input(self, ctx)
         if not ctx.attempt.agent_starts((self.name, ctx.branch)):
-            return None
+            return repeated_escalation(self, ctx)
         return await handler(self, ctx)
 
     return _marked(guarded)
