@@ -69,7 +69,12 @@ class OpenResponse:
 
     @property
     def is_complete(self) -> bool:
-        """Whether ADK has written every result that it writes before it asks the model again."""
+        """Whether ADK has written every result that it writes before it asks the model again.
+
+        A response that only hands on tasks is ADK's own business: it comes back to it by itself.
+        """
+        if self.tasks and not self.deferred and not self.replayed:
+            return True
         return all(call_id in self.answered | self.tasks for call_id, _ in self.calls)
 
     def keep_actions(self) -> None:
@@ -111,6 +116,7 @@ class Attempt:
         started: Agents that have already started in this turn.
         node_inputs: Inputs of ``single_turn`` nodes by node path.
         descendants: Names of the nodes below each node.
+        is_resumed: Whether an invocation goes on.
         model_calls_so_far: Model calls of the turn before this attempt.
         maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
     """
@@ -123,10 +129,12 @@ class Attempt:
         started: tuple[StartedAgent, ...] = (),
         node_inputs: Mapping[str, Json] | None = None,
         descendants: Mapping[str, Collection[str]] | None = None,
+        is_resumed: bool = False,
         model_calls_so_far: int = 0,
         maximum_model_calls: int = 0,
     ) -> None:
         self.invocation_id = ""
+        self.is_resumed = is_resumed
         self.node_inputs: dict[str, Json] = dict(node_inputs or {})
         self.descendants: Mapping[str, Collection[str]] = descendants or {}
         self.synthetic_events: set[str] = set()

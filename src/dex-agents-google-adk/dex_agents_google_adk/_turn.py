@@ -144,6 +144,7 @@ class _TurnAttempt:
             started=state.started if state else (),
             node_inputs=state.node_inputs if state else {},
             descendants=self._setup.tree.descendants,
+            is_resumed=state is not None,
             model_calls_so_far=request.model_calls_so_far,
             maximum_model_calls=self._setup.run_config.max_llm_calls,
         )

@@ -1,7 +1,8 @@
 """Find the earlier run of a sub-agent that began the turn.
 
-ADK stores its events under the agent's path in the tree, but looks for them under its name alone.
-So it runs the agent anew instead of following the transfer that the agent has already made.
+ADK stores its events under the agent's path in the tree, but looks for them under its name alone,
+because the run has no parent. So it runs the agent anew instead of following the transfer that the
+agent has already made. When an invocation goes on, the run gets the path of the agent's parent.
 """
 
 from __future__ import annotations
@@ -10,24 +11,27 @@ import inspect
 import warnings
 from typing import Any
 
+from google.adk.agents.base_agent import BaseAgent
 from google.adk.workflow._dynamic_node_scheduler import DynamicNodeScheduler
 
 from dex_agents_google_adk._adk_workarounds import AdkWorkaroundWarning
 from dex_agents_google_adk._attempt import current_attempt
 
-_NAME = "_rehydrate_from_events"
+_NAME = "_execute_step"
 _MARK = "_dex_agents_guarded"
+_PATH = "_node_path"
 
 
 def apply() -> bool:
     """Install the guard once per process; true if it stands."""
-    rehydrate: Any = getattr(DynamicNodeScheduler, _NAME, None)
-    if getattr(rehydrate, _MARK, False):
+    execute: Any = getattr(DynamicNodeScheduler, _NAME, None)
+    if getattr(execute, _MARK, False):
         return True
-    if rehydrate is None or list(inspect.signature(rehydrate).parameters) != [
+    if execute is None or list(inspect.signature(execute).parameters)[:4] != [
         "self",
         "ctx",
-        "node_path",
+        "node",
+        "node_input",
     ]:
         warnings.warn(
             "ADK's way to find earlier runs of a node has changed; a turn that begins with a "
@@ -37,28 +41,21 @@ def apply() -> bool:
         )
         return False
 
-    def guarded(self: Any, ctx: Any, node_path: str) -> None:
-        rehydrate(self, ctx, node_path)
-        if current_attempt() is None or ctx.node_path or node_path in self._state.runs:
-            return
-        if stored := _stored_path(ctx._invocation_context, node_path):
-            rehydrate(self, ctx, stored)
-            if (run := self._state.runs.pop(stored, None)) is not None:
-                self._state.runs[node_path] = run
+    async def guarded(self: Any, ctx: Any, node: Any, node_input: Any, **arguments: Any) -> Any:
+        attempt = current_attempt()
+        if attempt is not None and attempt.is_resumed and ctx is not None and not ctx.node_path:
+            setattr(ctx, _PATH, _parent_path(node))
+        return await execute(self, ctx, node, node_input, **arguments)
 
     setattr(guarded, _MARK, True)
     setattr(DynamicNodeScheduler, _NAME, guarded)
     return True
 
 
-def _stored_path(context: Any, node_path: str) -> str:
-    name = node_path.split("@")[0]
-    for event in context.session.events:
-        path = event.node_info.path
-        if (
-            event.invocation_id == context.invocation_id
-            and event.author == name
-            and path.endswith(f"/{node_path}")
-        ):
-            return str(path)
-    return ""
+def _parent_path(node: Any) -> str:
+    names: list[str] = []
+    parent = node.parent_agent if isinstance(node, BaseAgent) else None
+    while parent is not None:
+        names.insert(0, f"{parent.name}@1")
+        parent = parent.parent_agent
+    return "/".join(names)
