@@ -382,7 +382,8 @@ def _route(world: TreeWorld) -> Workflow:
     worker = llm(world, "w1", "t1")
 
     def judge(node_input: str) -> Any:
-        yield Event(output=node_input, route="more" if node_input == "again" else "end")
+        route = "more" if node_input == "again" else "end"
+        yield Event(output=node_input, route=route)  # type: ignore[call-arg]
 
     def end(node_input: str) -> str:
         return "end " + node_input

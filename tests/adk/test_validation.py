@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.base_agent import BaseAgent, BaseAgentState
 from google.adk.agents.llm_agent import LlmAgent
-from google.adk.agents.loop_agent import LoopAgent
 from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
 from google.adk.agents.sequential_agent import SequentialAgent
@@ -61,15 +60,37 @@ def child() -> LlmAgent:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    (lambda: SequentialAgent(name="s", sub_agents=[leaf()]), "'s' is a SequentialAgent"),
-    (lambda: LoopAgent(name="s", sub_agents=[leaf()]), "'s' is a LoopAgent"),
-    (lambda: ParallelAgent(name="s", sub_agents=[leaf()]), "'s' is a ParallelAgent"),
-    (lambda: Workflow(name="s", edges=[("START", leaf())]), "'s' is a Workflow"),
-    (lambda: Custom(name="s"), "'s' is a Custom"),
-    (lambda: leaf(sub_agents=[leaf("inner")]), "'root' has sub_agents.*AgentTool"),
+    (
+        lambda: ParallelAgent(name="p", sub_agents=[Custom(name="c"), leaf()]),
+        "'c' is a Custom in a ParallelAgent.*resumable_agents",
+    ),
+    (
+        lambda: Custom(name="c", sub_agents=[leaf()]),
+        "'c' is a Custom whose run loop does not load its state.*resumable_agents",
+    ),
+    (
+        lambda: SequentialAgent(name="s", sub_agents=[leaf("inner", mode="single_turn")]),
+        "'inner' has mode='single_turn', but the root 's' is a SequentialAgent",
+    ),
+    (lambda: leaf(mode="single_turn"), "'root' has mode='single_turn'"),
+    (
+        lambda: Workflow(
+            name="w", edges=[("START", SequentialAgent(name="s", sub_agents=[leaf()]))]
+        ),
+        "'s' of Workflow 'w' is a SequentialAgent.*nested Workflow",
+    ),
+    (
+        lambda: Workflow(
+            name="w", edges=[("START", leaf(sub_agents=[leaf("inner")], mode="chat"))]
+        ),
+        "'root' of Workflow 'w' is a LlmAgent with sub_agents",
+    ),
+    (
+        lambda: Workflow(name="w", edges=[("START", leaf("x"), FunctionTool(look))]),
+        "'look' is a node of a Workflow.*ToolPolicy",
+    ),
     (child, "'inner' is a sub-agent of 'parent'"),
     (lambda: OwnLoop(name="o", model="m"), "'o' is a OwnLoop with a run loop"),
-    (lambda: leaf(mode="task"), "'root' has mode='task'"),
     (
         lambda: leaf(code_executor=UnsafeLocalCodeExecutor()),
         "UnsafeLocalCodeExecutor.*BuiltInCodeExecutor",
@@ -107,7 +128,7 @@ def test_refused_agents(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     "arguments,kind,message",
     [
-        ({"agent": "x"}, TypeError, "must be an ADK agent or App, got str"),
+        ({"agent": "x"}, TypeError, "must be an ADK agent, Workflow or App, got str"),
         ({"tool_policies": []}, TypeError, "must map tool names"),
         ({"tool_policies": {"look": "read"}}, TypeError, r"\['look'\] must be a ToolPolicy"),
         (
@@ -138,6 +159,9 @@ def test_refused_agents(make: Any, message: str) -> None:
         ({"loop_bound_tools": "look"}, TypeError, "not one text"),
         ({"loop_bound_tools": ["lok"]}, ValueError, "loop_bound_tools names 'lok'"),
         ({"tool_threads": 0}, ValueError, "positive"),
+        ({"dynamic_agents": ["x"]}, TypeError, "must hold ADK agents, got str"),
+        ({"resumable_agents": "x"}, TypeError, "not one text"),
+        ({"resumable_agents": ["x"]}, ValueError, "names 'x', but the tree has no such agent"),
     ],
 )
 def test_refused_arguments(arguments: Any, kind: type[Exception], message: str) -> None:
@@ -146,6 +170,21 @@ def test_refused_arguments(arguments: Any, kind: type[Exception], message: str) 
         AdkAgentRunner(agent, **arguments)
 
 
+class LoadsState(BaseAgent):
+    async def _run_async_impl(self, ctx: Any) -> Any:
+        self._load_agent_state(ctx, BaseAgentState)
+        yield None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_accepted() -> None:
+    AdkAgentRunner(Custom(name="c", sub_agents=[leaf("x")]), resumable_agents=["c"])
+    AdkAgentRunner(LoadsState(name="c", sub_agents=[leaf("x")]))
+    AdkAgentRunner(SequentialAgent(name="s", sub_agents=[Custom(name="c"), leaf()]))
+    AdkAgentRunner(leaf(mode="task"))
+    AdkAgentRunner(
+        Workflow(name="w", edges=[("START", leaf("x"), FunctionTool(look))]),
+        tool_policies={"look": ToolPolicy(ToolEffect.READ)},
+    )
     AdkAgentRunner(leaf(code_executor=BuiltInCodeExecutor(), mode="chat"))
     AdkAgentRunner(App(name="a", root_agent=leaf()), run_config=RunConfig())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -211,9 +211,35 @@ def random_tree(seed: int) -> Plan:
     )
 
 
+def leaks_branch(plan: Plan, events: Sequence[Any]) -> bool:
+    """Whether plain ADK put an event into the branch of a ParallelAgent that had ended.
+
+    Below a node, ADK stamps what comes behind a ParallelAgent with the branch that ended last, so
+    what later agents see depends on which one that was.
+    """
+    if plan.tree[0] == "workflow":
+        return False
+    expected = dict(_branches(plan.tree, ""))
+    return any(
+        event["author"] in expected
+        and "@" not in (event.get("branch") or "")
+        and (event.get("branch") or "") != expected[event["author"]]
+        for event in events
+    )
+
+
+def _branches(tree: Any, branch: str) -> Iterator[tuple[str, str]]:
+    yield tree[1], branch
+    for child in (tree[3:4] or [[]])[0]:
+        inner = branch
+        if tree[0] == "parallel":
+            inner = f"{branch}.{tree[1]}.{child[1]}" if branch else f"{tree[1]}.{child[1]}"
+        yield from _branches(child, inner)
+
+
 class _Workflows(_Maker):
     def workflow(self, depth: int) -> Any:
-        parts = []
+        parts: list[Any] = []
         for _ in range(self.rng.randint(1, 3)):
             kinds = ["leaf", "leaf", "function", "fan", "nested", "dynamic"]
             kind = self.rng.choice(kinds if depth else ["leaf", "function"])

@@ -88,7 +88,7 @@ def history_of(events: Sequence[Json]) -> dict[str, list[Json]]:
 
 def unordered(requests: Sequence[Json]) -> list[Json]:
     """Requests whose contents count in any order."""
-    result = copy.deepcopy(canonical(list(requests)))
+    result: list[Json] = copy.deepcopy(canonical(list(requests)))
     for request in result:
         parts = [
             json.dumps(part, sort_keys=True)
@@ -112,6 +112,7 @@ async def compare_tree(
     repeats: int = 2,
     plain: PlainResult | None = None,
     plain_world: TreeWorld | None = None,
+    world: TreeWorld | None = None,
     compare_callbacks: bool = True,
     **runner_arguments: Any,
 ) -> Driver:
@@ -124,7 +125,7 @@ async def compare_tree(
         plain_world = TreeWorld(scripts, cyclic=cyclic)
         plain = await run_plain(plain_build or build, plain_world, messages)
     assert plain_world is not None
-    world = TreeWorld(scripts, cyclic=cyclic)
+    world = world or TreeWorld(scripts, cyclic=cyclic)
     runner = AdkAgentRunner(
         build(world), artifact_service=InMemoryArtifactService(), **runner_arguments
     )

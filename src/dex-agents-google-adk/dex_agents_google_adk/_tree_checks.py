@@ -80,10 +80,8 @@ def check_tool_nodes(tree: AgentTree, policies: Mapping[str, ToolPolicy]) -> Non
     Raises:
         ValueError: The tool, and what to do.
     """
-    for node in tree.nodes():
-        if not isinstance(node, _ToolNode):
-            continue
-        name = node.tool.name
+    for tool in tool_nodes(tree):
+        name = tool.name
         policy = policies.get(name)
         if policy is None or policy.effect is not ToolEffect.READ:
             raise ValueError(
@@ -208,6 +206,13 @@ def _check_tool(agent: LlmAgent, tool: Any) -> None:
 
 def _as_tool(tool: Any) -> BaseTool:
     return tool if isinstance(tool, BaseTool) else FunctionTool(tool)
+
+
+def tool_nodes(tree: AgentTree) -> Iterator[BaseTool]:
+    """The tools that stand as nodes of a Workflow."""
+    for node in tree.nodes():
+        if isinstance(node, _ToolNode):
+            yield node.tool
 
 
 def static_tools(agent: LlmAgent) -> Iterator[BaseTool]:

@@ -15,7 +15,7 @@ from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk._effects import is_control_tool
 from dex_agents_google_adk._plugins import FIRST_PLUGIN_NAME, LAST_PLUGIN_NAME
 from dex_agents_google_adk._tree import AgentTree
-from dex_agents_google_adk._tree_checks import check_tree, static_tools
+from dex_agents_google_adk._tree_checks import check_tree, static_tools, tool_nodes
 
 
 def checked_app(
@@ -55,7 +55,10 @@ def checked_app(
             f"App {app.name!r} has several plugins named {', '.join(map(repr, repeated))}; ADK "
             "tells plugins apart by their names, so give each one of its own."
         )
-    tree = AgentTree(app.root_agent, tuple(dynamic_agents))
+    root = app.root_agent
+    if root is None:
+        raise TypeError(f"App {app.name!r} has no root_agent")
+    tree = AgentTree(root, tuple(dynamic_agents))
     check_tree(tree, resumable_agents)
     return app, tree
 
@@ -74,7 +77,8 @@ def check_names(tree: AgentTree, names: Collection[str], argument: str) -> None:
     agents = list(tree.llm_agents())
     if any(isinstance(tool, BaseToolset) for agent in agents for tool in agent.tools):
         return
-    known = sorted({tool.name for agent in agents for tool in static_tools(agent)})
+    declared = {tool.name for agent in agents for tool in static_tools(agent)}
+    known = sorted(declared | {tool.name for tool in tool_nodes(tree)})
     if unknown := sorted(set(names) - set(known)):
         who = f"agent {agents[0].name!r} has" if len(agents) == 1 else "the agents have"
         raise ValueError(

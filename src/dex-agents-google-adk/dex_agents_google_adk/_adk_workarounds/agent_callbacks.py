@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.invocation_context import InvocationContext
@@ -76,6 +75,6 @@ def _guarded_after(handler: _Handler) -> _Handler:
     return _marked(guarded)
 
 
-def _marked(function: Any) -> Any:
+def _marked(function: _Handler) -> _Handler:
     setattr(function, _MARK, True)
     return function
