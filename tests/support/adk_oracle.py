@@ -212,13 +212,15 @@ class Driver:
     requested: list[RequestedToolCall] = field(default_factory=list)
     turns: int = 0
     steps: int = 0
+    build_message: Callable[[str], AgentMessage] | None = None
     calls_per_step: int = 1
     limit: int = 40
 
     async def turn(self, message: str) -> TurnCompleted:
         """One turn from user message to answer."""
         self.turns += 1
-        user_message = stored(self.runner.build_user_message(message).framework_item)
+        build = self.build_message or self.runner.build_user_message
+        user_message = stored(build(message).framework_item)
         run_state: Json = None
         records: list[ToolCallRecord] = []
         model_calls = 0
@@ -317,6 +319,7 @@ class Driver:
             output=stored(result.output),
             framework_data=stored(result.framework_data),
             attempt=1,
+            images=result.images,
         )
 
     def _store(self, outcome: TurnCompleted) -> None:
@@ -332,6 +335,7 @@ class Driver:
                     tool_call_id=message.tool_call_id,
                     turn_id=f"t{self.turns}",
                     sequence=len(self.history),
+                    images=message.images,
                 )
             )
 

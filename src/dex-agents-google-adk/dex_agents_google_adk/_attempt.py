@@ -117,6 +117,7 @@ class Attempt:
         node_inputs: Inputs of ``single_turn`` nodes by node path.
         descendants: Names of the nodes below each node.
         is_resumed: Whether an invocation goes on.
+        image_uris: URIs of the session's images.
         model_calls_so_far: Model calls of the turn before this attempt.
         maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
     """
@@ -130,11 +131,13 @@ class Attempt:
         node_inputs: Mapping[str, Json] | None = None,
         descendants: Mapping[str, Collection[str]] | None = None,
         is_resumed: bool = False,
+        image_uris: Collection[str] = (),
         model_calls_so_far: int = 0,
         maximum_model_calls: int = 0,
     ) -> None:
         self.invocation_id = ""
         self.is_resumed = is_resumed
+        self.image_uris = set(image_uris)
         self.node_inputs: dict[str, Json] = dict(node_inputs or {})
         self.descendants: Mapping[str, Collection[str]] = descendants or {}
         self.synthetic_events: set[str] = set()

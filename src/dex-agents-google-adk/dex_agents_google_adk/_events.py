@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from google.adk.events.event import Event
@@ -10,6 +11,7 @@ from google.genai import types
 
 from dex_agents._contract import AgentMessage, Json, MessageRole
 from dex_agents._errors import AgentTurnError
+from dex_agents._media.reference import ImageReference
 from dex_agents_google_adk._json import to_json
 
 USER = "user"
@@ -46,7 +48,7 @@ def shown_text(content: types.Content | None, *, thoughts: bool = False) -> str:
     )
 
 
-def to_message(event: Event, item: Json) -> AgentMessage:
+def to_message(event: Event, item: Json, images: Sequence[ImageReference] = ()) -> AgentMessage:
     """The message that stores ``event``, of which ``item`` is the JSON form."""
     calls = event.get_function_calls()
     responses = event.get_function_responses()
@@ -66,6 +68,7 @@ def to_message(event: Event, item: Json) -> AgentMessage:
         text=text,
         tool_name=named.name if named else None,
         tool_call_id=named.id if named else None,
+        images=tuple(images),
     )
 
 

@@ -18,7 +18,7 @@ from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk._runner import AdkAgentRunner
 
 if TYPE_CHECKING:
-    from dex_agents import AgentSessionFlow, AgentSessionOptions
+    from dex_agents import AgentSessionFlow, AgentSessionOptions, MediaStore
 
 _TEN_MIB = 10 * 1024 * 1024
 
@@ -41,6 +41,7 @@ def adk_agent_session_flow(
     tool_threads: int = 64,
     dynamic_agents: Collection[BaseAgent] = (),
     resumable_agents: Collection[str] = (),
+    media_store: MediaStore | None = None,
     options: AgentSessionOptions | None = None,
 ) -> AgentSessionFlow:
     """The Flow whose executions are durable sessions of ``agent``.
@@ -65,6 +66,7 @@ def adk_agent_session_flow(
         tool_threads: See :class:`AdkAgentRunner`.
         dynamic_agents: See :class:`AdkAgentRunner`.
         resumable_agents: See :class:`AdkAgentRunner`.
+        media_store: See :class:`AdkAgentRunner`.
         options: Options of the session.
 
     Raises:
@@ -88,6 +90,7 @@ def adk_agent_session_flow(
         tool_threads=tool_threads,
         dynamic_agents=dynamic_agents,
         resumable_agents=resumable_agents,
+        media_store=media_store,
     )
     return AgentSessionFlow(
         runner,

@@ -43,6 +43,7 @@ from dex_agents_google_adk._effects import (
     is_task_tool,
 )
 from dex_agents_google_adk._events import USER, shown_text
+from dex_agents_google_adk._images import ImageLoader
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._records import actions_of, response_of
 from dex_agents_google_adk._run_state import CallKind
@@ -259,11 +260,20 @@ class FirstPlugin(BasePlugin):
 class LastPlugin(BasePlugin):
     """Runs after every plugin of the application."""
 
-    def __init__(self, attempt: Attempt, resolver: PolicyResolver, tree: AgentTree) -> None:
+    def __init__(
+        self, attempt: Attempt, resolver: PolicyResolver, tree: AgentTree, images: ImageLoader
+    ) -> None:
         super().__init__(LAST_PLUGIN_NAME)
+        self._images = images
         self._attempt = attempt
         self._resolver = resolver
         self._tree = tree
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> LlmResponse | None:
+        await self._images.fill(llm_request, self._attempt.image_uris)
+        return None
 
     async def on_model_error_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception

@@ -7,6 +7,7 @@ from typing import Any
 
 from dex_agents._contract import Json, ToolCallRecord, ToolCallStatus
 from dex_agents._errors import OUTCOME_UNKNOWN_TOOL_RESULT
+from dex_agents_google_adk._images import IMAGES_KEY, placeholder
 
 
 def response_of(record: ToolCallRecord) -> Any:
@@ -17,12 +18,22 @@ def response_of(record: ToolCallRecord) -> Any:
     pipeline would take it for "not answered".
     """
     if record.status is ToolCallStatus.SUCCEEDED:
+        if record.images:
+            return _with_images(record)
         return {"result": None} if record.output is None else record.output
     if record.status is ToolCallStatus.FAILED:
         return {"error": f"The tool call failed: {record.error}"}
     if record.status is ToolCallStatus.REJECTED:
         return {"error": record.rejection_message}
     return {"error": OUTCOME_UNKNOWN_TOOL_RESULT}
+
+
+def _with_images(record: ToolCallRecord) -> dict[str, Any]:
+    # ADK takes the Parts out of the dict, after the callbacks, and puts them behind the response.
+    output = record.output
+    answer = dict(output) if isinstance(output, dict) else {"result": output}
+    answer[IMAGES_KEY] = [placeholder(image) for image in record.images]
+    return answer
 
 
 def actions_of(record: ToolCallRecord) -> Mapping[str, Json]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dex_agents._contract import Json, ToolCallRecord, ToolCallStatus
 from dex_agents._errors import AgentTurnError
+from dex_agents._media.reference import references_from_json
 
 _VERSION = 1
 
@@ -88,7 +89,9 @@ def _record(item: Any) -> ToolCallRecord | None:
         return None
     known = {f.name for f in fields(ToolCallRecord)}
     values = {name: value for name, value in item.items() if name in known}
-    return ToolCallRecord(**{**values, "status": ToolCallStatus(item["status"])})
+    values["status"] = ToolCallStatus(item["status"])
+    values["images"] = references_from_json(item.get("images"))
+    return ToolCallRecord(**values)
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,7 @@ class RunState:
         temp_state: ``temp:`` keys, which ADK keeps out of stored events but not out of the
             invocation.
         node_inputs: Inputs of ``single_turn`` nodes, which ADK does not store, by node path.
+        image_uris: URIs of images of tools in the open turn.
     """
 
     invocation_id: str
@@ -179,6 +183,7 @@ class RunState:
     started: tuple[StartedAgent, ...] = ()
     temp_state: dict[str, Json] = field(default_factory=dict)
     node_inputs: dict[str, Json] = field(default_factory=dict)
+    image_uris: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
         """The stored form."""
@@ -190,6 +195,7 @@ class RunState:
             "started": [agent.to_json() for agent in self.started],
             "temp_state": self.temp_state,
             "node_inputs": self.node_inputs,
+            "image_uris": list(self.image_uris),
         }
 
     @staticmethod
@@ -212,6 +218,7 @@ class RunState:
                 started=tuple(StartedAgent.from_json(agent) for agent in item["started"]),
                 temp_state=item["temp_state"],
                 node_inputs=item.get("node_inputs") or {},
+                image_uris=tuple(item.get("image_uris") or ()),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise AgentTurnError(f"the run state of the turn is damaged: {error!r}") from error

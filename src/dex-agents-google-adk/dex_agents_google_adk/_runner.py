@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.run_config import RunConfig
@@ -20,6 +20,7 @@ from dex_agents._contract import (
     ToolExecutionResult,
 )
 from dex_agents._effects import ToolEffect, ToolPolicy
+from dex_agents._media.reference import ImageReference, MediaStore
 from dex_agents_google_adk import _tool_step, _turn, _validation
 from dex_agents_google_adk._adk_workarounds import (
     agent_callbacks,
@@ -30,6 +31,7 @@ from dex_agents_google_adk._adk_workarounds import (
 )
 from dex_agents_google_adk._effects import PolicyResolver
 from dex_agents_google_adk._events import dump_event, text_content, to_message, user_event
+from dex_agents_google_adk._images import ImageLoader, placeholder
 from dex_agents_google_adk._setup import RunnerSetup
 from dex_agents_google_adk._tree_checks import check_tool_nodes, make_resumable
 
@@ -58,6 +60,8 @@ class AdkAgentRunner:
         dynamic_agents: Agents that nodes run by ``ctx.run_node`` and that stand nowhere in the tree.
         resumable_agents: Names of ``BaseAgent`` subclasses of your own that go on where they
             stopped when ADK starts them again.
+        media_store: Where images live; without one, messages take none and images of tools are
+            left out.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -81,6 +85,7 @@ class AdkAgentRunner:
         tool_threads: int = 64,
         dynamic_agents: Collection[BaseAgent] = (),
         resumable_agents: Collection[str] = (),
+        media_store: MediaStore | None = None,
     ) -> None:
         app, tree = _validation.checked_app(agent, dynamic_agents, resumable_agents)
         policies = _validation.checked_policies(tree, tool_policies)
@@ -119,7 +124,11 @@ class AdkAgentRunner:
             tools_in_threads=tools_in_threads,
             loop_bound_tools=frozenset(loop_bound_tools),
             tool_threads=tool_threads,
+            images=ImageLoader(_validation.checked_service(media_store, MediaStore, "media_store")),
         )
+        if media_store is not None:
+            # Its absence is what tells a client that messages take no images.
+            self.build_user_message_with_images = _build_user_message_with_images
 
     async def run_model(self, request: RunModelRequest) -> RunModelOutcome:
         """Make one model call and say how the turn goes on; see ``AgentFrameworkRunner``."""
@@ -133,3 +142,10 @@ class AdkAgentRunner:
         """A user event of ADK with ``text``."""
         event = user_event(text_content(text))
         return to_message(event, dump_event(event))
+
+
+def _build_user_message_with_images(text: str, images: Sequence[ImageReference]) -> AgentMessage:
+    content = text_content(text)
+    content.parts = [*(content.parts or []), *map(placeholder, images)]
+    event = user_event(content)
+    return to_message(event, dump_event(event), images)

@@ -13,6 +13,7 @@ from google.adk.memory.base_memory_service import BaseMemoryService
 
 from dex_agents_google_adk._effects import PolicyResolver
 from dex_agents_google_adk._history import HistoryCache
+from dex_agents_google_adk._images import ImageLoader
 from dex_agents_google_adk._tree import AgentTree
 
 
@@ -29,6 +30,7 @@ class RunnerSetup:
         tools_in_threads: Whether blocking functions of tools run in threads.
         loop_bound_tools: Names of tools whose functions stay on the event loop.
         tool_threads: Size of the thread pool for tools.
+        images: The session's images.
     """
 
     app: App
@@ -42,6 +44,7 @@ class RunnerSetup:
     tools_in_threads: bool
     loop_bound_tools: Collection[str]
     tool_threads: int
+    images: ImageLoader
     history: HistoryCache = field(default_factory=HistoryCache)
 
     def step_run_config(self, tool_name: str) -> RunConfig:

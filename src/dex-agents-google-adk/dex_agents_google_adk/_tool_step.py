@@ -15,8 +15,10 @@ from google.genai import types
 
 from dex_agents._contract import DeferredToolExecution, Json, ToolExecutionResult
 from dex_agents._errors import ToolExecutionError, ToolNotStartedError
+from dex_agents._media.reference import ImageReference
 from dex_agents_google_adk._actions import actions_to_json
 from dex_agents_google_adk._idempotency import IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY
+from dex_agents_google_adk._images import split_images
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._session import AttemptSessionService, make_session
 from dex_agents_google_adk._setup import RunnerSetup
@@ -73,7 +75,16 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
     framework_data: dict[str, Json] = {"ended_at": time.time()}
     if changes := actions_to_json(actions):
         framework_data["actions"] = changes
-    return ToolExecutionResult(output=to_json(result), framework_data=framework_data)
+    remaining, blobs = split_images(result)
+    images: list[ImageReference] = []
+    if blobs and setup.images.store is not None:
+        for blob in blobs:
+            images.append(await setup.images.store.put_image(blob.data or b""))
+    elif blobs and not remaining:
+        remaining = f"({len(blobs)} images were left out: the session has no media store)"
+    return ToolExecutionResult(
+        output=to_json(remaining), framework_data=framework_data, images=images
+    )
 
 
 def _context(setup: RunnerSetup, call: DeferredToolExecution) -> ToolContext:

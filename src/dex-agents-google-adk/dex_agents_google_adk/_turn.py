@@ -51,6 +51,7 @@ from dex_agents_google_adk._events import (
 )
 from dex_agents_google_adk._history import replay_state
 from dex_agents_google_adk._ids import AttemptIds, run_isolated
+from dex_agents_google_adk._images import images_of_event, uris_of_item
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._live import LiveText
 from dex_agents_google_adk._model_errors import classify, classify_answer
@@ -145,9 +146,19 @@ class _TurnAttempt:
             node_inputs=state.node_inputs if state else {},
             descendants=self._setup.tree.descendants,
             is_resumed=state is not None,
+            image_uris=self._image_uris(),
             model_calls_so_far=request.model_calls_so_far,
             maximum_model_calls=self._setup.run_config.max_llm_calls,
         )
+
+    def _image_uris(self) -> set[str]:
+        if self._setup.images.store is None:
+            return set()
+        request, state = self._request, self._state
+        found = {image.uri for message in request.history for image in message.images}
+        found |= {image.uri for record in request.records for image in record.images}
+        found.update(uris_of_item(request.user_message))
+        return found | set(state.image_uris if state else ())
 
     def _make_session(self) -> Session:
         request = self._request
@@ -197,7 +208,7 @@ class _TurnAttempt:
             plugins=[
                 FirstPlugin(attempt, request.events, setup.tree),
                 *setup.app.plugins,
-                LastPlugin(attempt, setup.resolver, setup.tree),
+                LastPlugin(attempt, setup.resolver, setup.tree, setup.images),
             ],
             context_cache_config=setup.app.context_cache_config,
             events_compaction_config=None,
@@ -327,6 +338,7 @@ class _TurnAttempt:
                 key: to_json(value) for key, value in state.items() if key.startswith(_TEMP_PREFIX)
             },
             node_inputs=self._attempt.node_inputs,
+            image_uris=tuple(sorted(self._attempt.image_uris)),
         )
 
     def _paused(self, response: OpenResponse) -> PausedEvent:
@@ -414,8 +426,10 @@ class _TurnAttempt:
             original = self._user_content()
             if event.content != original:
                 item = {**self._items[event.id], "content": self._request.user_message["content"]}
-                return to_message(event.model_copy(update={"content": original}), item)
-        return to_message(event, self._items[event.id])
+                event = event.model_copy(update={"content": original})
+                return to_message(event, item, images_of_event(event, self._attempt.image_uris))
+        images = images_of_event(event, self._attempt.image_uris)
+        return to_message(event, self._items[event.id], images)
 
     def _turn_content(self, events: list[Event]) -> types.Content | None:
         return events[0].content if events and events[0].author == USER else None

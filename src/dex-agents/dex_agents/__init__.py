@@ -8,6 +8,7 @@ from dex_agents._contract import (
     AgentMessage,
     ContinueTurn,
     DeferredToolExecution,
+    ImageMessageBuilder,
     Json,
     MessageRole,
     ModelCallMetadata,
@@ -39,6 +40,14 @@ from dex_agents._errors import (
     ToolNotStartedError,
     TurnWaitTimeoutError,
 )
+from dex_agents._media.local_directory import LocalDirectoryMediaStore
+from dex_agents._media.reference import (
+    MAX_IMAGE_BYTES,
+    ImageError,
+    ImageReference,
+    MediaStore,
+    MediaStoreError,
+)
 from dex_agents._session.client import AgentSessionClient
 from dex_agents._session.flow import AgentSessionFlow
 from dex_agents._session.options import AgentSessionOptions
@@ -53,6 +62,13 @@ from dex_agents._session.views import (
 from dex_agents._worker import agent_worker_options, run_agent_workers
 
 __all__ = [
+    "MAX_IMAGE_BYTES",
+    "ImageError",
+    "ImageMessageBuilder",
+    "ImageReference",
+    "LocalDirectoryMediaStore",
+    "MediaStore",
+    "MediaStoreError",
     "OUTCOME_UNKNOWN_TOOL_RESULT",
     "TOOL_CALL_NOT_RUN_ERROR_PREFIX",
     "AgentError",

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from dex_agents._effects import ToolEffect
+from dex_agents._media.reference import ImageReference
 
 Json: TypeAlias = Any
 """A JSON value: None, bool, int, float, str, list of Json, dict of str to Json."""
@@ -43,6 +44,7 @@ class AgentMessage:
         tool_call_id: Set with ``tool_name``.
         turn_id: The turn that stored it; empty until the Flow stores the message.
         sequence: Position in the session from 0; -1 until stored.
+        images: The images of the item, in order.
     """
 
     role: MessageRole
@@ -52,6 +54,7 @@ class AgentMessage:
     tool_call_id: str | None = None
     turn_id: str = ""
     sequence: int = -1
+    images: Sequence[ImageReference] = ()
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,7 @@ class ToolCallRecord:
         framework_data: The runner's own data from :class:`ToolExecutionResult`.
         not_run: True when the tool provably never ran.
         attempt: Number of the attempt that ended the call, 0 if none did.
+        images: Images of a ``succeeded`` call, in order.
     """
 
     call_id: str
@@ -188,6 +192,7 @@ class ToolCallRecord:
     framework_data: Json = None
     not_run: bool = False
     attempt: int = 0
+    images: Sequence[ImageReference] = ()
 
 
 class AgentEventWriter(Protocol):
@@ -270,10 +275,22 @@ class ToolExecutionResult:
     Attributes:
         output: The result as a JSON value.
         framework_data: The runner's own data, such as state changes; stored with the record.
+        images: Images that the model shall see behind the output, uploaded already.
     """
 
     output: Json = None
     framework_data: Json = field(default=None)
+    images: Sequence[ImageReference] = ()
+
+
+@runtime_checkable
+class ImageMessageBuilder(Protocol):
+    """What a runner has besides if its sessions take images. Its absence refuses them."""
+
+    def build_user_message_with_images(
+        self, text: str, images: Sequence[ImageReference]
+    ) -> AgentMessage:
+        """A message of the user: the text, then the images in order."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ import math
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ from dex import (
     WorkerInvocationError,
 )
 
+from dex_agents._contract import ImageMessageBuilder
 from dex_agents._errors import (
     InterruptError,
     InvalidInputError,
@@ -42,6 +43,7 @@ from dex_agents._errors import (
     SessionUnavailableError,
     TurnWaitTimeoutError,
 )
+from dex_agents._media.reference import ImageReference, reference_to_json
 from dex_agents._session import resources
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.flow import AgentSessionFlow
@@ -55,6 +57,7 @@ from dex_agents._session.views import (
 )
 
 MAX_SESSION_ID_LENGTH = 200
+MAX_IMAGES = 100
 _FORBIDDEN_IN_IDS = "/$:"
 _LOCK_TRIES = 40
 _PAGE_BYTES = 2_500_000
@@ -85,8 +88,13 @@ class AgentSessionClient:
         self._client = client
         self._flow = flow
 
-    async def start_session(self, session_id: str, text: str) -> None:
+    async def start_session(
+        self, session_id: str, text: str, *, images: Sequence[ImageReference] = ()
+    ) -> None:
         """Start a session with its first user message. The same call again changes nothing.
+
+        Args:
+            images: What ``put_image`` of the Flow's media store gave, in order.
 
         Raises:
             SessionAlreadyExistsError: The id was used before with another first message.
@@ -94,8 +102,10 @@ class AgentSessionClient:
         """
         _check_session_id(session_id)
         self._check_text(text)
-        digest = hashlib.sha256(encode([session_id, text])).hexdigest()[:40]
-        start = encode({"message": {"id": f"start-{digest}", "text": text}})
+        shown = self._check_images(images)
+        content = [session_id, text, shown] if shown else [session_id, text]
+        digest = hashlib.sha256(encode(content)).hexdigest()[:40]
+        start = encode({"message": {"id": f"start-{digest}", "text": text, "images": shown}})
         options = StartFlowOptions(request_id=f"start-{digest}", ignore_already_started=True)
         try:
             async with self._errors(session_id):
@@ -107,11 +117,17 @@ class AgentSessionClient:
             ) from None
 
     async def send_user_message(
-        self, session_id: str, text: str, *, message_id: str | None = None
+        self,
+        session_id: str,
+        text: str,
+        *,
+        images: Sequence[ImageReference] = (),
+        message_id: str | None = None,
     ) -> str:
         """Queue a message; it opens the next turn. Returns its id.
 
         Args:
+            images: What ``put_image`` of the Flow's media store gave, in order.
             message_id: Hand the same id again to repeat a call whose answer was lost: the message
                 counts once (among the newest 64 of the session).
 
@@ -132,7 +148,8 @@ class AgentSessionClient:
                 f"message_id has {len(message_id)} characters, at most {MAX_SESSION_ID_LENGTH} "
                 "are taken"
             )
-        message = encode({"id": message_id, "text": text})
+        shown = self._check_images(images)
+        message = encode({"id": message_id, "text": text, "images": shown})
         accepted = resources.accepted.load(message_digest(message_id))
         options = RPCInvokeOptions(load_attribute_map_instances=(accepted,))
         async with self._errors(session_id):
@@ -403,6 +420,26 @@ class AgentSessionClient:
         async with self._errors(session_id):
             info = await self._client.describe_flow(session_id)
         return info.status is FlowStatus.RUNNING
+
+    def _check_images(self, images: Sequence[ImageReference]) -> list[Any]:
+        if isinstance(images, (str, bytes)) or not isinstance(images, Sequence):
+            raise InvalidInputError(f"images must be a list of ImageReference, got {images!r:.100}")
+        for image in images:
+            if not isinstance(image, ImageReference):
+                raise InvalidInputError(
+                    f"images must hold ImageReference objects, got {type(image).__name__}; upload "
+                    "each image with put_image of the media store first"
+                )
+        if len(images) > MAX_IMAGES:
+            raise InvalidInputError(
+                f"a message has {len(images)} images, at most {MAX_IMAGES} are taken"
+            )
+        if images and not isinstance(self._flow.runner, ImageMessageBuilder):
+            raise InvalidInputError(
+                "this Flow takes no images, because it has no media store; pass media_store when "
+                "you build it"
+            )
+        return [reference_to_json(image) for image in images]
 
     def _check_text(self, text: object, name: str = "text") -> None:
         if not isinstance(text, str):

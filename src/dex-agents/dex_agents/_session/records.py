@@ -23,6 +23,7 @@ from dex_agents._contract import (
     ToolCallStatus,
 )
 from dex_agents._effects import ToolEffect
+from dex_agents._media.reference import reference_to_json, references_from_json
 
 MESSAGE_IDS_KEPT = 64
 _T = TypeVar("_T")
@@ -249,19 +250,27 @@ def arguments_digest(tool_name: str, arguments: Mapping[str, Json]) -> str:
 
 def record_to_json(record: ToolCallRecord) -> Json:
     """For storage."""
-    return _shallow(record)
+    return {**_shallow(record), "images": [reference_to_json(i) for i in record.images]}
 
 
 def record_from_json(data: Json) -> ToolCallRecord:
     """From storage."""
-    return _known(ToolCallRecord, {**data, "status": ToolCallStatus(data["status"])})
+    special = {
+        "status": ToolCallStatus(data["status"]),
+        "images": references_from_json(data.get("images")),
+    }
+    return _known(ToolCallRecord, {**data, **special})
 
 
 def message_to_json(message: AgentMessage) -> Json:
     """For storage."""
-    return _shallow(message)
+    return {**_shallow(message), "images": [reference_to_json(i) for i in message.images]}
 
 
 def message_from_json(data: Json) -> AgentMessage:
     """From storage."""
-    return _known(AgentMessage, {**data, "role": MessageRole(data["role"])})
+    special = {
+        "role": MessageRole(data["role"]),
+        "images": references_from_json(data.get("images")),
+    }
+    return _known(AgentMessage, {**data, **special})

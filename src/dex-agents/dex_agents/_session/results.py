@@ -31,9 +31,11 @@ def succeeded_record(
     """The record of a call that succeeded, in at most about ``max_bytes`` as stored."""
     try:
         output, framework_data = result.output, result.framework_data
+        images = tuple(result.images)
     except AttributeError:
         # The tool ran; that its runner gave the result in a wrong form must not hide it.
         output, framework_data = {"unencodable": True, "preview": _preview(result, max_bytes)}, None
+        images = ()
     if framework_data is not None:
         size = _size(framework_data)
         if size is None or size > max_bytes // 2:
@@ -52,6 +54,7 @@ def succeeded_record(
         output=fit_output(output, max_bytes),
         framework_data=framework_data,
         attempt=attempt,
+        images=images,
     )
 
 

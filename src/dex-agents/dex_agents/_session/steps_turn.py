@@ -20,6 +20,7 @@ from dex_agents._contract import (
     TurnCompleted,
 )
 from dex_agents._errors import AgentTurnError
+from dex_agents._media.reference import references_from_json
 from dex_agents._session import resources, step_options
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.events import StepEvents
@@ -90,7 +91,8 @@ class AwaitUserMessage(Step[bytes]):
             return go_to_many(step_options.await_user_message(self._flow))
         header.turns_started += 1
         header.turn_id = f"t{header.turns_started}"
-        built = build_user_message(self._flow, message["text"])
+        images = references_from_json(message.get("images"))
+        built = build_user_message(self._flow, message["text"], images)
         state = TurnState(message_to_json(built))
         resources.turn_states.set(context, header.turn_id, encode(state.to_json()))
         write_header(context, header)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from dex import AsyncContext, StepDecision, go_to_many
 
-from dex_agents._contract import AgentMessage
+from dex_agents._contract import AgentMessage, ImageMessageBuilder
+from dex_agents._media.reference import ImageReference
 from dex_agents._session import resources, step_options
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.failures import RUNNER_FAILURES, clean_text, model_failure
@@ -63,10 +64,16 @@ def grow_revision(context: AsyncContext) -> None:
     resources.revision.set(context, (resources.revision.get(context) or 0) + 1)
 
 
-def build_user_message(flow: AgentSessionFlow, text: str) -> AgentMessage:
-    """The runner's form of a text, its failures in a form that the SDK can carry."""
+def build_user_message(
+    flow: AgentSessionFlow, text: str, images: Sequence[ImageReference] = ()
+) -> AgentMessage:
+    """The runner's form of a message, its failures in a form that the SDK can carry."""
     try:
-        return flow.runner.build_user_message(text)
+        if not images:
+            return flow.runner.build_user_message(text)
+        if not isinstance(flow.runner, ImageMessageBuilder):
+            raise RuntimeError("a message has images, but this Worker's Flow has no media store")
+        return flow.runner.build_user_message_with_images(text, images)
     except RUNNER_FAILURES as error:
         raise model_failure(error) from None
 

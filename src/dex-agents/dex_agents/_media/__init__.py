@@ -1,0 +1,1 @@
+"""Images outside the session: references in what is stored, bytes in a store."""

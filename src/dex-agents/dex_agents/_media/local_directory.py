@@ -1,0 +1,94 @@
+"""A store in a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from dex_agents._media.reference import ImageReference, MediaStoreError, image_type
+
+_SCHEME = "dex-media-local:"
+_NAME = re.compile(r"[0-9a-f]{64}")
+
+
+class LocalDirectoryMediaStore:
+    """Keeps images as files of one folder, named by the SHA-256 of their bytes.
+
+    A file is written beside its place, synced and renamed, so that nobody ever reads half an image.
+    The reference holds no path: the folder may move, and processes may mount it elsewhere.
+
+    Args:
+        directory: The folder; made if it is not there.
+
+    Raises:
+        TypeError: ``directory`` is no path.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        if not isinstance(directory, (str, Path)) or not str(directory):
+            raise TypeError(f"directory must be a path, got {directory!r}")
+        self._directory = Path(directory)
+
+    async def put_image(self, data: bytes) -> ImageReference:
+        """See :class:`dex_agents.MediaStore`."""
+        mime_type = image_type(data)
+        name = hashlib.sha256(data).hexdigest()
+        await asyncio.to_thread(self._write, name, data)
+        return ImageReference(f"{_SCHEME}{name}", mime_type)
+
+    async def get_image(self, uri: str) -> bytes:
+        """See :class:`dex_agents.MediaStore`."""
+        name = uri.removeprefix(_SCHEME)
+        if not uri.startswith(_SCHEME) or not _NAME.fullmatch(name):
+            raise MediaStoreError(f"{uri!r} is no reference of a LocalDirectoryMediaStore")
+        return await asyncio.to_thread(self._read, name)
+
+    def _write(self, name: str, data: bytes) -> None:
+        place = self._place(name)
+        try:
+            if place.is_file() and place.stat().st_size == len(data):
+                return
+            place.parent.mkdir(parents=True, exist_ok=True)
+            handle, beside = tempfile.mkstemp(dir=place.parent, prefix=".writing-")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(beside, place)
+            except BaseException:
+                Path(beside).unlink(missing_ok=True)
+                raise
+            _sync_folder(place.parent)
+        except OSError as error:
+            raise MediaStoreError(f"image {name} could not be written: {error}") from error
+
+    def _read(self, name: str) -> bytes:
+        try:
+            data = self._place(name).read_bytes()
+        except FileNotFoundError:
+            raise MediaStoreError(
+                f"image {name} is not in {self._directory}; does every Worker use the same folder?"
+            ) from None
+        except OSError as error:
+            raise MediaStoreError(f"image {name} could not be read: {error}") from error
+        if hashlib.sha256(data).hexdigest() != name:
+            raise MediaStoreError(f"image {name} in {self._directory} is damaged")
+        return data
+
+    def _place(self, name: str) -> Path:
+        return self._directory / name[:2] / name
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

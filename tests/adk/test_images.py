@@ -1,0 +1,221 @@
+"""Images: bytes in the model's requests, placeholders in everything stored."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.apps.app import App
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.runners import Runner
+from google.adk.sessions.in_memory_session_service import InMemorySessionService
+from google.genai import types
+
+from dex_agents import (
+    ImageReference,
+    InvalidInputError,
+    LocalDirectoryMediaStore,
+    ModelCallError,
+    ToolEffect,
+)
+from dex_agents.testing import private_engine
+from dex_agents_google_adk import AdkAgentRunner, adk_agent_session_flow
+from support.adk_oracle import Driver, ScriptedLlm, World, call, text
+from support.serving import serve
+
+RED = b"\x89PNG\r\n\x1a\nred" + bytes(range(256))
+BLUE = b"\xff\xd8\xffblue" + bytes(range(256))
+
+
+def part(data: bytes, mime_type: str = "image/png") -> types.Part:
+    return types.Part.from_bytes(data=data, mime_type=mime_type)
+
+
+RESULTS: dict[str, Callable[[], Any]] = {
+    "bare": lambda: part(RED),
+    "list": lambda: ["before", part(RED), part(BLUE, "image/jpeg")],
+    "dict": lambda: {"title": "chart", "image": part(RED)},
+    "nested": lambda: {"title": "charts", "images": [part(RED), part(BLUE, "image/jpeg")]},
+    "only list": lambda: [part(RED)],
+}
+
+
+def agent(world: World, result: Callable[[], Any], **fields: Any) -> LlmAgent:
+    def draw() -> Any:
+        """Draw."""
+        world.ran("draw")
+        return result()
+
+    return LlmAgent(name="root", model=ScriptedLlm(world=world), tools=[draw], **fields)
+
+
+SCRIPT = [[call("draw")], text("a chart"), text("bye")]
+
+
+async def plain_requests(result: Callable[[], Any]) -> list[Any]:
+    world = World(SCRIPT)
+    sessions = InMemorySessionService()
+    await sessions.create_session(app_name="root", user_id="user", session_id="s")
+    runner = Runner(app=App(name="root", root_agent=agent(world, result)), session_service=sessions)
+    for parts in (
+        [types.Part(text="look"), part(RED), part(BLUE, "image/jpeg")],
+        [types.Part(text="next")],
+    ):
+        message = types.Content(role="user", parts=parts)
+        async for _ in runner.run_async(user_id="user", session_id="s", new_message=message):
+            pass
+    return world.requests
+
+
+@pytest.mark.parametrize("name", RESULTS)
+async def test_requests_equal_plain_adk_and_nothing_stored_has_bytes(
+    name: str, tmp_path: Path
+) -> None:
+    store = LocalDirectoryMediaStore(tmp_path)
+    references = [await store.put_image(RED), await store.put_image(BLUE)]
+    world = World(SCRIPT)
+    runner: Any = AdkAgentRunner(
+        agent(world, RESULTS[name]), default_tool_effect=ToolEffect.READ, media_store=store
+    )
+    driver = Driver(runner, world, repeats=2)
+    driver.build_message = lambda said: (
+        runner.build_user_message_with_images(said, references)
+        if said == "look"
+        else runner.build_user_message(said)
+    )
+    await driver.turn("look")
+    await driver.turn("next")
+    assert world.requests == await plain_requests(RESULTS[name])
+    kept = repr((driver.outcomes, driver.history))
+    for data in (RED, BLUE):
+        assert base64.b64encode(data).decode()[8:40] not in kept
+        assert repr(data)[8:40] not in kept
+    assert [list(message.images) for message in driver.history if message.role == "user"] == [
+        references,
+        [],
+    ]
+    shown = next(m for m in driver.history if m.role == "tool")
+    assert references[0] in list(shown.images)
+
+
+async def test_callbacks_see_the_placeholders(tmp_path: Path) -> None:
+    store = LocalDirectoryMediaStore(tmp_path)
+    reference = await store.put_image(RED)
+    seen: list[Any] = []
+
+    def after(tool: Any, args: Any, tool_context: Any, tool_response: Any) -> Any:
+        seen.append(tool_response)
+        return {"title": "replaced"} if drop else None
+
+    for drop in (False, True):
+        world = World(SCRIPT[:2])
+        runner = AdkAgentRunner(
+            agent(world, RESULTS["dict"], after_tool_callback=after),
+            default_tool_effect=ToolEffect.READ,
+            media_store=store,
+        )
+        driver = Driver(runner, world)
+        await driver.turn("draw")
+        placeholders = seen.pop()["__dex_images__"]
+        assert [item.file_data.file_uri for item in placeholders] == [reference.uri]
+        response = world.requests[1]["contents"][-1]["parts"][0]["function_response"]
+        assert ("parts" in response) is not drop
+        assert response["response"]["title"] == ("replaced" if drop else "chart")
+
+
+async def test_plugins_see_placeholders_and_agents_see_bytes(tmp_path: Path) -> None:
+    store = LocalDirectoryMediaStore(tmp_path)
+    reference = await store.put_image(RED)
+    seen: dict[str, Any] = {}
+
+    class Watcher(BasePlugin):
+        async def before_model_callback(self, *, callback_context: Any, llm_request: Any) -> None:
+            seen["plugin"] = llm_request.contents[0].parts[1].file_data.file_uri
+
+    def before_model(callback_context: Any, llm_request: Any) -> None:
+        seen["agent"] = llm_request.contents[0].parts[1].inline_data.data
+
+    world = World([text("ok")])
+    root = agent(world, RESULTS["bare"], before_model_callback=before_model)
+    runner: Any = AdkAgentRunner(
+        App(name="root", root_agent=root, plugins=[Watcher("watcher")]), media_store=store
+    )
+    driver = Driver(runner, world)
+    driver.build_message = lambda said: runner.build_user_message_with_images(said, [reference])
+    await driver.turn("look")
+    assert seen == {"plugin": reference.uri, "agent": RED}
+
+
+async def test_other_file_data_reaches_the_model_unchanged(tmp_path: Path) -> None:
+    def result() -> Any:
+        return {"doc": types.Part.from_uri(file_uri="gs://b/x.png", mime_type="image/png")}
+
+    world = World(SCRIPT[:2])
+    store = LocalDirectoryMediaStore(tmp_path)
+    runner = AdkAgentRunner(
+        agent(world, result), default_tool_effect=ToolEffect.READ, media_store=store
+    )
+    await Driver(runner, world).turn("go")
+    assert "gs://b/x.png" in json.dumps(world.requests[1])
+
+
+async def test_without_a_store_images_of_tools_are_left_out(tmp_path: Path) -> None:
+    for name, expected in (
+        ("dict", {"title": "chart"}),
+        ("bare", {"result": "(1 images were left out: the session has no media store)"}),
+    ):
+        world = World(SCRIPT[:2])
+        runner = AdkAgentRunner(agent(world, RESULTS[name]), default_tool_effect=ToolEffect.READ)
+        assert not hasattr(runner, "build_user_message_with_images")
+        await Driver(runner, world).turn("go")
+        response = world.requests[1]["contents"][-1]["parts"][0]["function_response"]
+        assert response["response"] == expected
+
+
+async def test_a_lost_image_fails_the_model_call(tmp_path: Path) -> None:
+    store = LocalDirectoryMediaStore(tmp_path)
+    world = World([text("ok")])
+    runner: Any = AdkAgentRunner(agent(world, RESULTS["bare"]), media_store=store)
+    driver = Driver(runner, world)
+    lost = ImageReference("dex-media-local:" + "0" * 64, "image/png")
+    driver.build_message = lambda said: runner.build_user_message_with_images(said, [lost])
+    with pytest.raises(ModelCallError, match="could not be read.*same folder"):
+        await driver.turn("look")
+    assert world.requests == []
+
+
+async def test_images_through_a_real_session(tmp_path: Path) -> None:
+    store = LocalDirectoryMediaStore(tmp_path / "media")
+    world = World(SCRIPT)
+    flow = adk_agent_session_flow(
+        agent(world, RESULTS["nested"]),
+        flow_type="Painter",
+        default_tool_effect=ToolEffect.READ,
+        media_store=store,
+    )
+    bare = adk_agent_session_flow(agent(world, RESULTS["bare"]), flow_type="NoImages")
+    red, blue = await store.put_image(RED), await store.put_image(BLUE)
+    async with private_engine(tmp_path / "engine.db") as engine:
+        async with serve(engine.address, flow, tmp_path) as sessions:
+            await sessions.start_session("p", "look", images=[red, blue])
+            await sessions.wait_for_turn("p", 1, timeout_s=40)
+            await sessions.send_user_message("p", "next", images=[blue])
+            await sessions.wait_for_turn("p", 2, timeout_s=40)
+            page = await sessions.list_messages("p")
+        images = [list(message.images) for message in page.messages if message.images]
+        assert images == [[red, blue], [red, blue], [blue]]
+        async with serve(engine.address, bare, tmp_path) as sessions:
+            with pytest.raises(InvalidInputError, match="takes no images.*media_store"):
+                await sessions.start_session("n", "look", images=[red])
+            with pytest.raises(InvalidInputError, match="ImageReference objects, got str"):
+                await sessions.start_session("n", "look", images=["x"])  # type: ignore[list-item]
+    data = (tmp_path / "engine.db").read_bytes()
+    for wal in tmp_path.glob("engine.db*"):
+        data += wal.read_bytes()
+    assert RED not in data and BLUE not in data
+    assert base64.b64encode(RED)[8:60] not in data
