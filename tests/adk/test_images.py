@@ -184,7 +184,7 @@ async def test_a_lost_image_fails_the_model_call(tmp_path: Path) -> None:
     driver = Driver(runner, world)
     lost = ImageReference("dex-media-local:" + "0" * 64, "image/png")
     driver.build_message = lambda said: runner.build_user_message_with_images(said, [lost])
-    with pytest.raises(ModelCallError, match="could not be read.*same folder"):
+    with pytest.raises(ModelCallError, match=r"could not be read.*same folder"):
         await driver.turn("look")
     assert world.requests == []
 
@@ -210,7 +210,7 @@ async def test_images_through_a_real_session(tmp_path: Path) -> None:
         images = [list(message.images) for message in page.messages if message.images]
         assert images == [[red, blue], [red, blue], [blue]]
         async with serve(engine.address, bare, tmp_path) as sessions:
-            with pytest.raises(InvalidInputError, match="takes no images.*media_store"):
+            with pytest.raises(InvalidInputError, match=r"takes no images.*media_store"):
                 await sessions.start_session("n", "look", images=[red])
             with pytest.raises(InvalidInputError, match="ImageReference objects, got str"):
                 await sessions.start_session("n", "look", images=["x"])  # type: ignore[list-item]

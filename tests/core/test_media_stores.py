@@ -102,7 +102,7 @@ async def test_a_foreign_uri_is_refused(store: MediaStore, uri: str) -> None:
 async def test_a_missing_image_is_named(store: MediaStore) -> None:
     uri = (await store.put_image(PNG)).uri
     missing = uri[:-64] + "0" * 64
-    with pytest.raises(MediaStoreError, match="0{64}"):
+    with pytest.raises(MediaStoreError, match=r"0{64}"):
         await store.get_image(missing)
 
 

@@ -12,13 +12,14 @@ from google.adk.apps.app import App
 from google.adk.artifacts.base_artifact_service import BaseArtifactService
 from google.adk.auth.credential_service.base_credential_service import BaseCredentialService
 from google.adk.memory.base_memory_service import BaseMemoryService
+from google.adk.models.base_llm import BaseLlm
 from google.adk.workflow import BaseNode
 
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk._runner import AdkAgentRunner
 
 if TYPE_CHECKING:
-    from dex_agents import AgentSessionFlow, AgentSessionOptions, MediaStore
+    from dex_agents import AgentSessionFlow, AgentSessionOptions, CompactionPolicy, MediaStore
 
 _TEN_MIB = 10 * 1024 * 1024
 
@@ -42,6 +43,8 @@ def adk_agent_session_flow(
     dynamic_agents: Collection[BaseAgent] = (),
     resumable_agents: Collection[str] = (),
     media_store: MediaStore | None = None,
+    compaction: CompactionPolicy | None = None,
+    summary_model: str | BaseLlm | None = None,
     options: AgentSessionOptions | None = None,
 ) -> AgentSessionFlow:
     """The Flow whose executions are durable sessions of ``agent``.
@@ -67,6 +70,8 @@ def adk_agent_session_flow(
         dynamic_agents: See :class:`AdkAgentRunner`.
         resumable_agents: See :class:`AdkAgentRunner`.
         media_store: See :class:`AdkAgentRunner`.
+        compaction: When older turns are replaced by a summary; never by default.
+        summary_model: See :class:`AdkAgentRunner`.
         options: Options of the session.
 
     Raises:
@@ -91,6 +96,7 @@ def adk_agent_session_flow(
         dynamic_agents=dynamic_agents,
         resumable_agents=resumable_agents,
         media_store=media_store,
+        summary_model=summary_model,
     )
     return AgentSessionFlow(
         runner,
@@ -98,4 +104,5 @@ def adk_agent_session_flow(
         options=options,
         interrupt_deadline=interrupt_deadline,
         event_stream_capacity_bytes=event_stream_capacity_bytes,
+        compaction=compaction,
     )

@@ -10,11 +10,14 @@ from google.adk.apps.app import App
 from google.adk.artifacts.base_artifact_service import BaseArtifactService
 from google.adk.auth.credential_service.base_credential_service import BaseCredentialService
 from google.adk.memory.base_memory_service import BaseMemoryService
+from google.adk.models.base_llm import BaseLlm
 from google.adk.workflow import BaseNode
 
 from dex_agents._contract import (
     AgentMessage,
+    CompactionRequest,
     DeferredToolExecution,
+    HistorySummary,
     RunModelOutcome,
     RunModelRequest,
     ToolExecutionResult,
@@ -29,6 +32,7 @@ from dex_agents_google_adk._adk_workarounds import (
     remote_a2a_import,
     task_delegations,
 )
+from dex_agents_google_adk._compaction import HistoryWriter
 from dex_agents_google_adk._effects import PolicyResolver
 from dex_agents_google_adk._events import dump_event, text_content, to_message, user_event
 from dex_agents_google_adk._images import ImageLoader, placeholder
@@ -62,6 +66,8 @@ class AdkAgentRunner:
             stopped when ADK starts them again.
         media_store: Where images live; without one, messages take none and images of tools are
             left out.
+        summary_model: Model of the calls that sum up older turns; by default that of the tree's
+            first agent.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -86,6 +92,7 @@ class AdkAgentRunner:
         dynamic_agents: Collection[BaseAgent] = (),
         resumable_agents: Collection[str] = (),
         media_store: MediaStore | None = None,
+        summary_model: str | BaseLlm | None = None,
     ) -> None:
         app, tree = _validation.checked_app(agent, dynamic_agents, resumable_agents)
         policies = _validation.checked_policies(tree, tool_policies)
@@ -126,6 +133,11 @@ class AdkAgentRunner:
             tool_threads=tool_threads,
             images=ImageLoader(_validation.checked_service(media_store, MediaStore, "media_store")),
         )
+        if summary_model is not None and not isinstance(summary_model, (str, BaseLlm)):
+            raise TypeError(
+                f"summary_model must be a model name or a BaseLlm, got {summary_model!r}"
+            )
+        self._writer = HistoryWriter(tree, summary_model)
         if media_store is not None:
             # Its absence is what tells a client that messages take no images.
             self.build_user_message_with_images = _build_user_message_with_images
@@ -137,6 +149,18 @@ class AdkAgentRunner:
     async def execute_deferred_tool_call(self, call: DeferredToolExecution) -> ToolExecutionResult:
         """Run one tool once; see ``AgentFrameworkRunner``."""
         return await _tool_step.execute(self._setup, call)
+
+    def estimated_overhead_tokens(self) -> int:
+        """See ``HistoryCompactor``."""
+        return self._writer.overhead_tokens()
+
+    def blocks_compaction(self, messages: Sequence[AgentMessage]) -> bool:
+        """See ``HistoryCompactor``."""
+        return self._writer.is_blocked(messages)
+
+    async def summarize(self, request: CompactionRequest) -> HistorySummary:
+        """Sum up older turns; see ``HistoryCompactor``."""
+        return await self._writer.write(request)
 
     def build_user_message(self, text: str) -> AgentMessage:
         """A user event of ADK with ``text``."""

@@ -40,6 +40,7 @@ from dex_agents_google_adk._attempt import (
     OpenResponse,
     enter_attempt,
 )
+from dex_agents_google_adk._compaction import restore
 from dex_agents_google_adk._events import (
     USER,
     dump_event,
@@ -162,7 +163,11 @@ class _TurnAttempt:
 
     def _make_session(self) -> Session:
         request = self._request
-        events = self._setup.history.load(request.session_id, request.history)
+        restored = restore(request.summary)
+        events = [
+            *restored.events,
+            *self._setup.history.load(request.session_id, request.history),
+        ]
         self._turn_starts_at = len(events)
         items = [message.framework_item for message in request.history]
         temp_state: dict[str, Json] = {}
@@ -174,7 +179,8 @@ class _TurnAttempt:
                 self._items[event.id] = item
                 forget_misleading_path(event, self._setup.tree.agent_names)
                 events.append(event)
-        state = replay_state(items)
+        state = copy_json(restored.state)
+        state.update(replay_state(items))
         state.update(copy_json(temp_state))
         return make_session(
             session_id=request.session_id,

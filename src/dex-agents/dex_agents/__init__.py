@@ -6,8 +6,11 @@ from dex_agents._contract import (
     AgentEventWriter,
     AgentFrameworkRunner,
     AgentMessage,
+    CompactionRequest,
     ContinueTurn,
     DeferredToolExecution,
+    HistoryCompactor,
+    HistorySummary,
     ImageMessageBuilder,
     Json,
     MessageRole,
@@ -49,6 +52,7 @@ from dex_agents._media.reference import (
     MediaStoreError,
 )
 from dex_agents._session.client import AgentSessionClient
+from dex_agents._session.compaction import CompactionPolicy
 from dex_agents._session.flow import AgentSessionFlow
 from dex_agents._session.options import AgentSessionOptions
 from dex_agents._session.views import (
@@ -62,6 +66,10 @@ from dex_agents._session.views import (
 from dex_agents._worker import agent_worker_options, run_agent_workers
 
 __all__ = [
+    "CompactionPolicy",
+    "CompactionRequest",
+    "HistoryCompactor",
+    "HistorySummary",
     "MAX_IMAGE_BYTES",
     "ImageError",
     "ImageMessageBuilder",

@@ -195,6 +195,52 @@ class ToolCallRecord:
     images: Sequence[ImageReference] = ()
 
 
+@dataclass(frozen=True)
+class HistorySummary:
+    """What stands for a session's older turns in the model's input.
+
+    Attributes:
+        text: The summary, in whatever form the runner needs to go on from it.
+        usage: Tokens and requests of the summary call.
+    """
+
+    text: str
+    usage: TokenUsage = TokenUsage()
+
+
+@dataclass(frozen=True)
+class CompactionRequest:
+    """What one summary call gets.
+
+    Attributes:
+        summary: The summary of the turns before ``messages``, or ``None``.
+        messages: The turns to summarize, oldest first; not to be changed.
+    """
+
+    session_id: str
+    step_execution_id: str
+    summary: HistorySummary | None
+    messages: Sequence[AgentMessage]
+
+
+@runtime_checkable
+class HistoryCompactor(Protocol):
+    """What a runner has besides if its sessions can be compacted."""
+
+    def estimated_overhead_tokens(self) -> int:
+        """Instructions and tool definitions that go with every model call, as far as it sees them."""
+
+    def blocks_compaction(self, messages: Sequence[AgentMessage]) -> bool:
+        """Whether something is open that would be lost with these messages."""
+
+    async def summarize(self, request: CompactionRequest) -> HistorySummary:
+        """Make one model call that sums up the given turns, and the summary before them.
+
+        Raises:
+            Exception: It failed; it may be tried again, and the turn goes on without it.
+        """
+
+
 class AgentEventWriter(Protocol):
     """Where a runner sends live events, from any thread.
 
@@ -229,6 +275,7 @@ class RunModelRequest:
         records: Records of the calls of the outcome before, in the model's order; else empty.
         model_calls_so_far: Model calls of earlier ``RunModel`` Steps of this turn.
         events: Live events.
+        summary: What stands for the turns before ``history``, or ``None``.
     """
 
     session_id: str
@@ -241,6 +288,7 @@ class RunModelRequest:
     records: Sequence[ToolCallRecord]
     model_calls_so_far: int
     events: AgentEventWriter
+    summary: HistorySummary | None = None
 
 
 @dataclass(frozen=True)

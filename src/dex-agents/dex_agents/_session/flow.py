@@ -16,8 +16,9 @@ from dex import (
     rpc,
 )
 
-from dex_agents._contract import AgentFrameworkRunner
+from dex_agents._contract import AgentFrameworkRunner, HistoryCompactor
 from dex_agents._session import resources
+from dex_agents._session.compaction import CompactionPolicy
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.options import AgentSessionOptions, check_duration
 from dex_agents._session.pages import read_page
@@ -28,6 +29,7 @@ from dex_agents._session.records import (
     message_digest,
     message_to_json,
 )
+from dex_agents._session.steps_compact import CompactHistory
 from dex_agents._session.steps_tools import (
     AwaitToolApproval,
     CallSingleAttemptTool,
@@ -55,6 +57,7 @@ class AgentSessionFlow(Flow[bytes]):
             ever. A call that nobody approved in time is rejected.
         event_stream_capacity_bytes: Budget of the Stream ``AgentEvents``, shared by all sessions
             of the Flow type.
+        compaction: When older turns are summarized; needs a runner that can.
 
     Raises:
         TypeError, ValueError: An argument is wrong; the text names it.
@@ -68,6 +71,7 @@ class AgentSessionFlow(Flow[bytes]):
         options: AgentSessionOptions | None = None,
         interrupt_deadline: timedelta | None = None,
         event_stream_capacity_bytes: int = DEFAULT_STREAM_BYTES,
+        compaction: CompactionPolicy | None = None,
     ) -> None:
         if not isinstance(runner, AgentFrameworkRunner):
             raise TypeError(f"runner must be an AgentFrameworkRunner, got {type(runner).__name__}")
@@ -88,7 +92,16 @@ class AgentSessionFlow(Flow[bytes]):
                 "event_stream_capacity_bytes must be at least 131072, so that one message of "
                 f"events always fits, got {event_stream_capacity_bytes}"
             )
+        if compaction is not None:
+            if not isinstance(compaction, CompactionPolicy):
+                raise TypeError(f"compaction must be a CompactionPolicy, got {compaction!r}")
+            if not isinstance(runner, HistoryCompactor):
+                raise ValueError(
+                    f"the runner, a {type(runner).__name__}, cannot summarize a session's history; "
+                    "leave compaction out"
+                )
         self.runner = runner
+        self.compaction = compaction
         self.options = options or AgentSessionOptions()
         self.interrupt_deadline_s = (
             None if interrupt_deadline is None else int(interrupt_deadline.total_seconds())
@@ -103,6 +116,7 @@ class AgentSessionFlow(Flow[bytes]):
 
     def get_steps(self) -> StepList[bytes]:
         return StepList.start_step(AwaitUserMessage(self)).other_steps(
+            CompactHistory(self),
             RunModel(self),
             AwaitToolApproval(self),
             CallTool(self),
@@ -118,6 +132,7 @@ class AgentSessionFlow(Flow[bytes]):
             resources.turns_done,
             resources.revision,
             resources.messages,
+            resources.summaries,
             resources.turn_states,
             resources.run_states,
             resources.tool_contexts,

@@ -11,10 +11,15 @@ from collections.abc import Sequence
 
 from dex import Context
 
-from dex_agents._contract import AgentMessage
+from dex_agents._contract import AgentMessage, HistorySummary
 from dex_agents._session import resources
 from dex_agents._session.encoding import decode
-from dex_agents._session.records import message_from_json
+from dex_agents._session.records import (
+    Round,
+    message_from_json,
+    summary_from_json,
+    turn_number,
+)
 
 CACHE_BYTES = 16 * 1024 * 1024
 """Budget, counted as stored; decoded and in use a page takes ten times as much and more."""
@@ -50,7 +55,28 @@ _cache = PageCache()
 read_page = _cache.read
 
 
-def read_history(context: Context) -> list[AgentMessage]:
-    """Messages of all finished turns, oldest first; the page map must be loaded."""
+def read_summary(context: Context, before: Round) -> HistorySummary | None:
+    """The summary that the model reads, if there is one."""
+    if not before.summarized_turns:
+        return None
+    stored = resources.summaries.get(context, resources.page_key(before.summarized_turns))
+    assert stored, f"there is no summary of {before.summarized_turns} turns"
+    return summary_from_json(decode(stored))
+
+
+def read_history(context: Context, before: Round) -> list[AgentMessage]:
+    """Messages of the finished turns behind the summary, oldest first."""
+    if before.summarized_turns:
+        return read_turns(context, before.summarized_turns + 1, turn_number(before.turn_id) - 1)
     keys = sorted(resources.messages.get_all_instance_keys(context))
     return [message for key in keys for message in read_page(resources.messages.get(context, key))]
+
+
+def read_turns(context: Context, first: int, last: int) -> list[AgentMessage]:
+    """Messages of the given turns, as far as they are there."""
+    found: list[AgentMessage] = []
+    for number in range(first, last + 1):
+        data = resources.messages.get(context, resources.page_key(number))
+        if data:
+            found += read_page(data)
+    return found

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from dex_agents._contract import (
     AgentMessage,
+    HistorySummary,
     Json,
     MessageRole,
     RequestedToolCall,
@@ -65,6 +66,8 @@ class Header:
     next_sequence: int = 0
     usage: TokenUsage = field(default_factory=TokenUsage)
     message_digests: list[str] = field(default_factory=list)  # newest last
+    summarized_turns: int = 0  # the model reads a summary instead of the turns up to this one
+    history_bytes: int | None = None  # of what the model reads; None if not known
 
     def to_json(self) -> Json:
         """For storage."""
@@ -84,6 +87,11 @@ class Header:
             return False
         self.message_digests = [*self.message_digests, digest][-MESSAGE_IDS_KEPT:]
         return True
+
+
+def turn_number(turn_id: str) -> int:
+    """The number in a turn's id, from 1."""
+    return int(turn_id.removeprefix("t"))
 
 
 def message_digest(message_id: str) -> str:
@@ -197,6 +205,7 @@ class Round:
     batch: str = ""  # empty: no calls before it
     calls: int = 0
     has_context: bool = False
+    summarized_turns: int = 0  # read the summary of these, and only later pages
 
     def to_json(self) -> Json:
         """For storage."""
@@ -246,6 +255,16 @@ def arguments_digest(tool_name: str, arguments: Mapping[str, Json]) -> str:
     """
     canonical = json.dumps([tool_name, dict(arguments)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def summary_to_json(summary: HistorySummary) -> Json:
+    """For storage."""
+    return {"text": summary.text}
+
+
+def summary_from_json(data: Json) -> HistorySummary:
+    """From storage."""
+    return HistorySummary(str(data["text"]))
 
 
 def record_to_json(record: ToolCallRecord) -> Json:

@@ -17,6 +17,8 @@ revision = Attribute("revision", int)
 
 messages = AttributeMap("messages", bytes)
 """One immutable page for each turn, by turn number."""
+summaries = AttributeMap("summaries", bytes)
+"""What stands for the turns up to the one it is named by; only the newest is kept."""
 turn_states = AttributeMap("turn_states", bytes)
 """The open turn, by turn id; small."""
 run_states = AttributeMap("run_states", bytes)

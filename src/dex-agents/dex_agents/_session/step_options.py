@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dex import RetryPolicy, StepDurability, StepMovement, StepOptions
+from dex import AttributeMapLoad, RetryPolicy, StepDurability, StepMovement, StepOptions
 
 from dex_agents._effects import ToolEffect
 from dex_agents._session import resources
 from dex_agents._session.encoding import encode
 from dex_agents._session.options import AgentSessionOptions
-from dex_agents._session.records import CallTask, Round
+from dex_agents._session.records import CallTask, Round, turn_number
 
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
@@ -24,6 +24,7 @@ PATIENT = RetryPolicy(
     total_duration=timedelta(days=365),
 )
 _PURE = StepDurability.ASYNC
+_SUMMARY_ATTEMPTS = 2
 
 
 def pure_step() -> StepOptions:
@@ -49,7 +50,16 @@ def _call_keys(before: Round) -> list[str]:
 
 def run_model(options: AgentSessionOptions, before: Round) -> StepMovement[bytes]:
     """To a model call; when its attempts run out, to the end of the turn."""
-    from dex_agents._session.steps_turn import FailTurn, RunModel
+    from dex_agents._session.steps_turn import RunModel
+
+    return StepMovement.of(
+        RunModel, encode(before.to_json()), options=run_model_options(options, before)
+    )
+
+
+def run_model_options(options: AgentSessionOptions, before: Round) -> StepOptions:
+    """Options of a model call."""
+    from dex_agents._session.steps_turn import FailTurn
 
     keys = _call_keys(before)
     state = resources.turn_states.load(before.turn_id)
@@ -69,17 +79,52 @@ def run_model(options: AgentSessionOptions, before: Round) -> StepMovement[bytes
             total_duration=timedelta(days=7),
         ),
         execute_durability=StepDurability.SYNC,
-        execute_load_attribute_maps=(resources.messages,),
+        execute_load_attribute_maps=() if before.summarized_turns else (resources.messages,),
         execute_load_attribute_map_instances=(
             state,
             resources.run_states.load(before.turn_id),
             *map(resources.records.load, keys),
+            *_summarized(before),
         ),
     )
+    return run.on_execute_failure_proceed_to(FailTurn, failed)
+
+
+def _summarized(before: Round) -> list[AttributeMapLoad]:
+    """The summary and the pages behind it."""
+    if not before.summarized_turns:
+        return []
+    pages = range(before.summarized_turns + 1, turn_number(before.turn_id))
+    return [
+        resources.summaries.load(resources.page_key(before.summarized_turns)),
+        *(resources.messages.load(resources.page_key(number)) for number in pages),
+    ]
+
+
+def compact_history(flow: AgentSessionFlow, before: Round) -> StepMovement[bytes]:
+    """To the summary of older turns; without it, when its attempts run out, to the model call."""
+    from dex_agents._session.steps_compact import CompactHistory
+    from dex_agents._session.steps_turn import RunModel
+
+    options = flow.options
+    loads = _summarized(before)
+    run = StepOptions(
+        execute_method_timeout=options.model_call_timeout,
+        heartbeat_timeout=options.heartbeat_timeout,
+        execute_retry=RetryPolicy(
+            initial_interval=options.model_retry_interval,
+            backoff_coefficient=2.0,
+            maximum_attempts=_SUMMARY_ATTEMPTS,
+            total_duration=timedelta(days=7),
+        ),
+        execute_durability=StepDurability.SYNC,
+        execute_load_attribute_maps=() if before.summarized_turns else (resources.messages,),
+        execute_load_attribute_map_instances=tuple(loads),
+    )
     return StepMovement.of(
-        RunModel,
+        CompactHistory,
         encode(before.to_json()),
-        options=run.on_execute_failure_proceed_to(FailTurn, failed),
+        options=run.on_execute_failure_proceed_to(RunModel, run_model_options(options, before)),
     )
 
 

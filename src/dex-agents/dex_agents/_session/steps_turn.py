@@ -33,7 +33,7 @@ from dex_agents._session.failures import (
 from dex_agents._session.heartbeat import keep_alive
 from dex_agents._session.notes import finished_call
 from dex_agents._session.outcomes import check_outcome, check_size, encoded
-from dex_agents._session.pages import read_history
+from dex_agents._session.pages import read_history, read_summary
 from dex_agents._session.records import (
     CallTask,
     FinishedCall,
@@ -46,6 +46,7 @@ from dex_agents._session.records import (
     message_to_json,
     record_from_json,
 )
+from dex_agents._session.steps_compact import needs_compaction
 from dex_agents._session.steps_tools import now_ms
 from dex_agents._session.turn_end import (
     build_user_message,
@@ -96,7 +97,10 @@ class AwaitUserMessage(Step[bytes]):
         state = TurnState(message_to_json(built))
         resources.turn_states.set(context, header.turn_id, encode(state.to_json()))
         write_header(context, header)
-        return go_to_many(step_options.run_model(self._flow.options, Round(header.turn_id)))
+        begin = Round(header.turn_id, summarized_turns=header.summarized_turns)
+        if needs_compaction(self._flow, header):
+            return go_to_many(step_options.compact_history(self._flow, begin))
+        return go_to_many(step_options.run_model(self._flow.options, begin))
 
 
 class RunModel(Step[bytes]):
@@ -144,12 +148,13 @@ class RunModel(Step[bytes]):
             turn_id=before.turn_id,
             step_execution_id=context.step_execution_id,
             attempt=context.attempt,
-            history=read_history(context),
+            history=read_history(context, before),
             user_message=state.user_message["framework_item"],
             run_state=decode(stored) if stored else None,
             records=records,
             model_calls_so_far=state.model_calls,
             events=events,
+            summary=read_summary(context, before),
         )
         _failpoints.reach("model.before_call")
         try:
@@ -190,7 +195,8 @@ class RunModel(Step[bytes]):
         run_state = encoded("run_state", outcome.run_state)
         check_size("the run state of this turn", (run_state,))
         self._store(context, before, state, run_state)
-        return go_to_many(step_options.run_model(self._flow.options, Round(before.turn_id)))
+        after = Round(before.turn_id, summarized_turns=before.summarized_turns)
+        return go_to_many(step_options.run_model(self._flow.options, after))
 
     def _pause(
         self, context: AsyncContext, before: Round, state: TurnState, outcome: ToolCallsRequested
@@ -218,7 +224,7 @@ class RunModel(Step[bytes]):
             resources.interrupts.set(context, interrupt_id, interrupt)
         if interrupts:
             grow_revision(context)
-        after = Round(before.turn_id, batch, len(tasks), has_context)
+        after = Round(before.turn_id, batch, len(tasks), has_context, before.summarized_turns)
         return go_to_many(*map(self._movement, tasks), step_options.resume_turn(after))
 
     def _tasks(

@@ -11,6 +11,7 @@ from dex import AsyncContext, StepDecision, go_to_many
 from dex_agents._contract import AgentMessage, ImageMessageBuilder
 from dex_agents._media.reference import ImageReference
 from dex_agents._session import resources, step_options
+from dex_agents._session.compaction import size_of
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.failures import RUNNER_FAILURES, clean_text, model_failure
 from dex_agents._session.notes import turn_failure_note
@@ -22,6 +23,7 @@ from dex_agents._session.records import (
     TurnState,
     message_from_json,
     message_to_json,
+    turn_number,
 )
 
 if TYPE_CHECKING:
@@ -120,7 +122,9 @@ def end_turn(
     header.next_sequence += len(numbered)
     header.usage += state.usage
     header.turn_id = ""
-    number = int(before.turn_id.removeprefix("t"))
+    number = turn_number(before.turn_id)
+    if header.history_bytes is not None or number == 1:
+        header.history_bytes = (header.history_bytes or 0) + size_of(messages)
     resources.messages.set(context, resources.page_key(number), page)
     resources.last_turn.set(context, resources.LAST_TURN_KEY, outcome)
     resources.turn_states.delete(context, before.turn_id)

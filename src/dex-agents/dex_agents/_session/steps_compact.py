@@ -1,0 +1,137 @@
+"""The Step that summarizes older turns before a turn's first model call."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from dex import AsyncContext, Step, StepDecision, go_to_many
+
+from dex_agents import _failpoints
+from dex_agents._contract import AgentMessage, CompactionRequest, HistoryCompactor, HistorySummary
+from dex_agents._session import resources, step_options
+from dex_agents._session.compaction import CompactionPolicy, size_of
+from dex_agents._session.encoding import decode
+from dex_agents._session.events import StepEvents
+from dex_agents._session.failures import RUNNER_FAILURES, describe, model_failure
+from dex_agents._session.heartbeat import keep_alive
+from dex_agents._session.outcomes import encoded
+from dex_agents._session.pages import read_summary, read_turns
+from dex_agents._session.records import Header, Round, summary_to_json
+from dex_agents._session.turn_end import read_header, write_header
+
+if TYPE_CHECKING:
+    from dex_agents._session.flow import AgentSessionFlow
+
+_LOGGER = logging.getLogger("dex_agents")
+
+
+def needs_compaction(flow: AgentSessionFlow, header: Header) -> bool:
+    """Whether a turn that begins now goes through ``CompactHistory``.
+
+    A session of an older release does not know its size; the Step finds out.
+    """
+    policy, compactor = flow.compaction, flow.runner
+    if policy is None or not isinstance(compactor, HistoryCompactor):
+        return False
+    if header.turns_started - 1 - header.summarized_turns <= policy.kept_turns:
+        return False
+    if header.history_bytes is None:
+        return True
+    return policy.is_due(header.history_bytes, _overhead(compactor))
+
+
+def _overhead(compactor: HistoryCompactor) -> int:
+    try:
+        return max(0, int(compactor.estimated_overhead_tokens()))
+    except RUNNER_FAILURES as error:
+        _LOGGER.warning("the size of instructions and tools is not known: %s", describe(error))
+        return 0
+
+
+class CompactHistory(Step[bytes]):
+    """Asks for a summary of the older turns and stores it; the turn goes on in any case."""
+
+    def __init__(self, flow: AgentSessionFlow) -> None:
+        self._flow = flow
+
+    async def execute(  # type: ignore[override]
+        self, context: AsyncContext, input: bytes
+    ) -> StepDecision:
+        before = Round.from_json(decode(input))
+        header = read_header(context)
+        policy, compactor = self._flow.compaction, self._flow.runner
+        if policy is not None and isinstance(compactor, HistoryCompactor):
+            await self._compact(context, header, before, policy, compactor)
+        after = Round(before.turn_id, summarized_turns=header.summarized_turns)
+        return go_to_many(step_options.run_model(self._flow.options, after))
+
+    async def _compact(
+        self,
+        context: AsyncContext,
+        header: Header,
+        before: Round,
+        policy: CompactionPolicy,
+        compactor: HistoryCompactor,
+    ) -> None:
+        last_turn = header.turns_started - 1
+        through = last_turn - policy.kept_turns
+        old = read_turns(context, header.summarized_turns + 1, through)
+        kept = size_of(read_turns(context, through + 1, last_turn))
+        size = size_of(old) + kept
+        header.history_bytes = size
+        write_header(context, header)
+        if not old or not policy.is_due(size, _overhead(compactor)):
+            return
+        try:
+            if compactor.blocks_compaction(old):
+                return
+        except RUNNER_FAILURES as error:
+            raise model_failure(error) from None
+        summary = await self._ask(context, before, old, compactor)
+        stored = encoded("the summary", summary_to_json(summary))
+        resources.summaries.set(context, resources.page_key(through), stored)
+        if header.summarized_turns:
+            resources.summaries.delete(context, resources.page_key(header.summarized_turns))
+        if policy.retained_turns is not None:
+            for number in range(
+                max(1, header.summarized_turns + 1 - policy.retained_turns),
+                through + 1 - policy.retained_turns,
+            ):
+                resources.messages.delete(context, resources.page_key(number))
+        header.summarized_turns = through
+        header.history_bytes = kept + len(summary.text.encode("utf-8", "backslashreplace"))
+        header.usage += summary.usage
+        write_header(context, header)
+
+    async def _ask(
+        self,
+        context: AsyncContext,
+        before: Round,
+        old: list[AgentMessage],
+        compactor: HistoryCompactor,
+    ) -> HistorySummary:
+        events = StepEvents(self._flow.event_stream, context, before.turn_id)
+        try:
+            events.emit("compaction_started", messages=len(old))
+            request = CompactionRequest(
+                session_id=context.flow_id,
+                step_execution_id=context.step_execution_id,
+                summary=read_summary(context, before),
+                messages=old,
+            )
+            _failpoints.reach("compaction.before_call")
+            summary = await keep_alive(
+                context,
+                self._flow.options.heartbeat_timeout.total_seconds(),
+                compactor.summarize(request),
+            )
+            if not isinstance(summary, HistorySummary) or not summary.text.strip():
+                raise ValueError("the summary is empty")
+            events.emit("compaction_finished")
+        except RUNNER_FAILURES as error:
+            events.emit("compaction_failed", error=describe(error))
+            raise model_failure(error) from None
+        finally:
+            events.close()
+        return summary
