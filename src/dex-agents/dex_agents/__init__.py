@@ -63,9 +63,11 @@ from dex_agents._session.views import (
     MessagePage,
     PendingInterrupt,
 )
+from dex_agents._tracing import TracingOptions
 from dex_agents._worker import agent_worker_options, run_agent_workers
 
 __all__ = [
+    "TracingOptions",
     "CompactionPolicy",
     "CompactionRequest",
     "HistoryCompactor",

@@ -38,6 +38,7 @@ from dex_agents._session.steps_tools import (
     now_ms,
 )
 from dex_agents._session.steps_turn import AwaitUserMessage, FailTurn, ResumeTurn, RunModel
+from dex_agents._tracing import SessionTracer
 
 DEFAULT_STREAM_BYTES = 10 * 1024 * 1024
 _FORBIDDEN_IN_NAMES = "/$:"
@@ -110,6 +111,7 @@ class AgentSessionFlow(Flow[bytes]):
             resources.STREAM_NAME, str, event_stream_capacity_bytes
         )
         self._flow_type = flow_type
+        self.tracer = SessionTracer(self.options.tracing, flow_type)
 
     def get_flow_type(self) -> str:
         return self._flow_type

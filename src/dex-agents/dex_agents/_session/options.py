@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from dex_agents._tracing import TracingOptions
+
 _KIB = 1024
 _DURATIONS = (
     "model_call_timeout",
@@ -42,6 +44,7 @@ class AgentSessionOptions:
         max_result_bytes: Largest tool result as stored, compressed; a larger one is cut, and says
             so. The results of one response share 2 MiB.
         max_queued_messages: User messages that may wait for their turn.
+        tracing: OpenTelemetry spans of each turn; none by default.
 
     Raises:
         TypeError, ValueError: A value has the wrong type or is out of its range; the text names it.
@@ -57,6 +60,7 @@ class AgentSessionOptions:
     max_message_bytes: int = 256 * _KIB
     max_result_bytes: int = 256 * _KIB
     max_queued_messages: int = 100
+    tracing: TracingOptions | None = None
 
     def __post_init__(self) -> None:
         for name in _DURATIONS:
@@ -69,6 +73,10 @@ class AgentSessionOptions:
                 raise ValueError(
                     f"AgentSessionOptions.{name} must be {least} to {most}, got {value}"
                 )
+        if self.tracing is not None and not isinstance(self.tracing, TracingOptions):
+            raise TypeError(
+                f"AgentSessionOptions.tracing must be TracingOptions or None, got {self.tracing!r}"
+            )
         if self.model_retry_limit < self.model_retry_interval:
             raise ValueError(
                 "AgentSessionOptions.model_retry_limit must not be shorter than "

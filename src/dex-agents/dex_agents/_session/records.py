@@ -133,6 +133,7 @@ class TurnState:
     usage: TokenUsage = field(default_factory=TokenUsage)
     call_ids: dict[str, int] = field(default_factory=dict)  # how often each id was used
     finished: list[FinishedCall] = field(default_factory=list)
+    started_ms: int = 0
 
     def to_json(self) -> Json:
         """For storage."""

@@ -14,6 +14,7 @@ from dex_agents._contract import (
     DeferredToolExecution,
     ToolCallRecord,
     ToolCallStatus,
+    ToolExecutionResult,
 )
 from dex_agents._errors import ToolExecutionError, ToolNotStartedError
 from dex_agents._session import resources, step_options
@@ -31,6 +32,7 @@ from dex_agents._session.heartbeat import first_sign, keep_alive
 from dex_agents._session.notes import finished_call
 from dex_agents._session.records import CallTask, StoredInterrupt, record_to_json
 from dex_agents._session.results import result_limit, succeeded_record
+from dex_agents._tracing import SpanPlace
 
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
@@ -170,15 +172,22 @@ class _ToolStep(Step[bytes]):
             framework_data=call.framework_data,
         )
         _failpoints.reach("tool.before_call")
+        place = SpanPlace(context.flow_id, task.turn_id, context.step_execution_id, context.attempt)
+        span = self._flow.tracer.tool(place, call.tool_name, call.call_id, dict(call.arguments))
         try:
             result = await keep_alive(
                 context,
                 options.heartbeat_timeout.total_seconds(),
                 self._flow.runner.execute_deferred_tool_call(execution),
             )
+            if isinstance(result, ToolExecutionResult):
+                span.describe({}, {"gen_ai.tool.call.result": result.output})
+            span.end()
         except ToolNotStartedError as error:
+            span.end(type(error).__name__)
             return not_run_record(task, message_of(error, limit // 2), context.attempt)
         except ToolExecutionError as error:
+            span.end(type(error).__name__, message_of(error))
             return ToolCallRecord(
                 call.call_id,
                 call.tool_name,
@@ -187,7 +196,11 @@ class _ToolStep(Step[bytes]):
                 attempt=context.attempt,
             )
         except RUNNER_FAILURES as error:
-            raise tool_failure(error) from None
+            failure = tool_failure(error)
+            span.end(type(error).__name__, str(failure))
+            raise failure from None
+        finally:
+            span.end("cancelled")
         return succeeded_record(task, result, context.attempt, limit)
 
 

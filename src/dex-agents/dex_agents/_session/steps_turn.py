@@ -58,6 +58,7 @@ from dex_agents._session.turn_end import (
     read_turn_state,
     write_header,
 )
+from dex_agents._tracing import SpanPlace, describe_model_call
 
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
@@ -94,7 +95,7 @@ class AwaitUserMessage(Step[bytes]):
         header.turn_id = f"t{header.turns_started}"
         images = references_from_json(message.get("images"))
         built = build_user_message(self._flow, message["text"], images)
-        state = TurnState(message_to_json(built))
+        state = TurnState(message_to_json(built), started_ms=now_ms())
         resources.turn_states.set(context, header.turn_id, encode(state.to_json()))
         write_header(context, header)
         begin = Round(header.turn_id, summarized_turns=header.summarized_turns)
@@ -157,6 +158,9 @@ class RunModel(Step[bytes]):
             summary=read_summary(context, before),
         )
         _failpoints.reach("model.before_call")
+        span = self._flow.tracer.chat(
+            SpanPlace(context.flow_id, before.turn_id, context.step_execution_id, context.attempt)
+        )
         try:
             outcome = await keep_alive(
                 context,
@@ -164,10 +168,20 @@ class RunModel(Step[bytes]):
                 self._flow.runner.run_model(request),
             )
             check_outcome(outcome)
-        except AgentTurnError:
+            describe_model_call(span, outcome.metadata, outcome.usage)
+            if outcome.usage.model_calls:
+                span.end()
+            else:
+                span.drop()
+        except AgentTurnError as error:
+            span.end(type(error).__name__, turn_error_text(error))
             raise
         except RUNNER_FAILURES as error:
-            raise model_failure(error) from None
+            failure = model_failure(error)
+            span.end(type(error).__name__, str(failure))
+            raise failure from None
+        finally:
+            span.end("cancelled")
         _failpoints.reach("model.after_call")
         return outcome
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dex import AsyncContext, StepDecision, go_to_many
 
-from dex_agents._contract import AgentMessage, ImageMessageBuilder
+from dex_agents._contract import AgentMessage, ImageMessageBuilder, Json
 from dex_agents._media.reference import ImageReference
 from dex_agents._session import resources, step_options
 from dex_agents._session.compaction import size_of
@@ -25,6 +25,7 @@ from dex_agents._session.records import (
     message_to_json,
     turn_number,
 )
+from dex_agents._tracing import SpanPlace
 
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
@@ -95,6 +96,10 @@ def fail_turn(
     return end_turn(context, flow, header, state, before, messages, last)
 
 
+def _shown(role: str, text: str) -> Json:
+    return [{"role": role, "parts": [{"type": "text", "content": text}]}]
+
+
 def end_turn(
     context: AsyncContext,
     flow: AgentSessionFlow,
@@ -132,6 +137,18 @@ def end_turn(
         resources.run_states.delete(context, before.turn_id)
     forget_round(context, before)
     write_header(context, header)
+    span = flow.tracer.turn(SpanPlace(context.flow_id, before.turn_id), state.started_ms)
+    span.describe(
+        {
+            "gen_ai.usage.input_tokens": state.usage.input_tokens,
+            "gen_ai.usage.output_tokens": state.usage.output_tokens,
+        },
+        {
+            "gen_ai.input.messages": _shown("user", state.user_message.get("text", "")),
+            "gen_ai.output.messages": _shown("assistant", last.final_text),
+        },
+    )
+    span.end("turn_failed" if last.error else "", last.error)
     resources.turns_done.set(context, (resources.turns_done.get(context) or 0) + 1)
     grow_revision(context)
     return go_to_many(step_options.await_user_message(flow))

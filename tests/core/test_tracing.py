@@ -1,0 +1,144 @@
+"""Spans: one trace for a turn, in whatever processes it ran; no content unless asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import StatusCode, get_current_span
+
+from core.conftest import TURN_S, Stages
+from core.scripted_runner import Call
+from dex_agents import (
+    AgentSessionOptions,
+    DeferredToolExecution,
+    ToolEffect,
+    ToolExecutionError,
+    TracingOptions,
+)
+
+SECRET = "a secret of the user"
+
+
+class Spans:
+    """An exporter that keeps what it gets."""
+
+    def __init__(self, **options: Any) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(**options)
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+
+    def options(self, *, record_content: bool = False) -> AgentSessionOptions:
+        return AgentSessionOptions(tracing=TracingOptions(self.provider, record_content))
+
+    @property
+    def all(self) -> list[Any]:
+        return list(self.exporter.get_finished_spans())
+
+    def named(self, start: str) -> list[Any]:
+        return [span for span in self.all if span.name.startswith(start)]
+
+
+async def lookup(call: DeferredToolExecution) -> str:
+    assert get_current_span().get_span_context().is_valid
+    return f"found {SECRET}"
+
+
+async def test_one_turn_is_one_trace(stages: Stages) -> None:
+    spans = Spans()
+    script: list[Any] = [[Call("lookup", arguments={"q": SECRET})], "the answer", "second answer"]
+    async with stages.play(script, {"lookup": lookup}, options=spans.options()) as stage:
+        await stage.sessions.start_session("s", SECRET)
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        first = spans.all
+        await stage.sessions.send_user_message("s", "more")
+        await stage.sessions.wait_for_turn("s", 2, timeout_s=TURN_S)
+    assert sorted(span.name for span in first) == [
+        "chat",
+        "chat",
+        "execute_tool lookup",
+        f"invoke_agent {stage.flow.get_flow_type()}",
+    ]
+    (turn,) = [span for span in first if span.name.startswith("invoke_agent")]
+    assert {span.context.trace_id for span in first} == {turn.context.trace_id}
+    for span in first:
+        if span is not turn:
+            assert span.parent is not None
+            assert span.parent.span_id == turn.context.span_id
+            assert turn.start_time <= span.start_time <= span.end_time <= turn.end_time + 10**7
+    assert turn.parent is None
+    assert len({span.context.trace_id for span in spans.all}) == 2
+    assert turn.attributes["gen_ai.operation.name"] == "invoke_agent"
+    assert turn.attributes["gen_ai.usage.input_tokens"] == 6
+    (tool,) = spans.named("execute_tool")
+    assert tool.attributes["gen_ai.tool.name"] == "lookup"
+    assert tool.attributes["gen_ai.conversation.id"] == "s"
+    assert tool.attributes["dex.attempt"] == 1
+    assert SECRET not in json.dumps([span.to_json() for span in spans.all])
+
+
+async def test_content_only_when_asked(stages: Stages) -> None:
+    spans = Spans()
+    options = spans.options(record_content=True)
+    script: list[Any] = [[Call("lookup", arguments={"q": SECRET})], "the answer"]
+    async with stages.play(script, {"lookup": lookup}, options=options) as stage:
+        await stage.sessions.start_session("s", "hello")
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+    (tool,) = spans.named("execute_tool")
+    assert SECRET in str(tool.attributes["gen_ai.tool.call.arguments"])
+    assert SECRET in str(tool.attributes["gen_ai.tool.call.result"])
+    (turn,) = spans.named("invoke_agent")
+    assert "the answer" in str(turn.attributes["gen_ai.output.messages"])
+
+
+async def test_failures_and_attempts_show(stages: Stages) -> None:
+    spans = Spans()
+    failures = [ConnectionError("gone")]
+
+    async def flaky(call: DeferredToolExecution) -> str:
+        if failures:
+            raise failures.pop()
+        return "ok"
+
+    async def refuses(call: DeferredToolExecution) -> str:
+        raise ToolExecutionError("no such order")
+
+    script: list[Any] = [[Call("flaky"), Call("refuses", ToolEffect.READ, call_id="c2")], "done"]
+    tools: dict[str, Any] = {"flaky": flaky, "refuses": refuses}
+    async with stages.play(script, tools, options=spans.options()) as stage:
+        await stage.sessions.start_session("s", "hello")
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+    attempts = sorted(spans.named("execute_tool flaky"), key=lambda s: s.attributes["dex.attempt"])
+    assert [span.status.status_code for span in attempts] == [StatusCode.ERROR, StatusCode.UNSET]
+    assert [span.attributes.get("error.type") for span in attempts] == ["ConnectionError", None]
+    assert len({span.context.span_id for span in attempts}) == 2
+    (refused,) = spans.named("execute_tool refuses")
+    assert refused.attributes["error.type"] == "ToolExecutionError"
+    assert refused.status.description == "ToolExecutionError"
+
+
+async def test_a_sampler_decides_for_the_whole_turn(stages: Stages) -> None:
+    spans = Spans(sampler=ALWAYS_OFF)
+    script: list[Any] = [[Call("lookup")], "the answer"]
+
+    async def quiet(call: DeferredToolExecution) -> str:
+        return "ok"
+
+    async with stages.play(script, {"lookup": quiet}, options=spans.options()) as stage:
+        await stage.sessions.start_session("s", "hello")
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+    assert spans.all == []
+
+
+def test_wrong_options_are_refused() -> None:
+    with pytest.raises(TypeError, match="must be a TracerProvider"):
+        TracingOptions("x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be True or False"):
+        TracingOptions(record_content=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be TracingOptions or None"):
+        AgentSessionOptions(tracing=True)  # type: ignore[arg-type]
