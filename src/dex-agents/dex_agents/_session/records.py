@@ -44,6 +44,7 @@ class LastTurn:
     turn_id: str
     final_text: str = ""
     error: str = ""
+    is_cancelled: bool = False
 
     def to_json(self) -> Json:
         """For storage."""
@@ -64,6 +65,7 @@ class Header:
     next_sequence: int = 0
     usage: TokenUsage = field(default_factory=TokenUsage)
     message_digests: list[str] = field(default_factory=list)  # newest last
+    cancelled_turn: str = ""  # the newest turn that was ended by a cancel
 
     def to_json(self) -> Json:
         """For storage."""
@@ -83,6 +85,11 @@ class Header:
             return False
         self.message_digests = [*self.message_digests, digest][-MESSAGE_IDS_KEPT:]
         return True
+
+
+def turn_number(turn_id: str) -> int:
+    """Turns are numbered from 1: so many have ended when this one has."""
+    return int(turn_id.removeprefix("t"))
 
 
 def message_digest(message_id: str) -> str:
@@ -111,6 +118,19 @@ class FinishedCall:
 
 
 @dataclass
+class OpenCall:
+    """What must be known of a call to end its turn while it runs."""
+
+    tool_name: str
+    call_id: str
+    effect: str
+
+    def to_json(self) -> Json:
+        """For storage."""
+        return _shallow(self)
+
+
+@dataclass
 class TurnState:
     """The open turn, apart from the runner's own state, which may be large.
 
@@ -124,6 +144,8 @@ class TurnState:
     usage: TokenUsage = field(default_factory=TokenUsage)
     call_ids: dict[str, int] = field(default_factory=dict)  # how often each id was used
     finished: list[FinishedCall] = field(default_factory=list)
+    open_calls: list[OpenCall] = field(default_factory=list)  # of the newest response
+    has_context: bool = False  # whether these calls have a tool context
 
     def to_json(self) -> Json:
         """For storage."""
@@ -131,7 +153,15 @@ class TurnState:
             **_shallow(self),
             "usage": asdict(self.usage),
             "finished": [_shallow(call) for call in self.finished],
+            "open_calls": [_shallow(call) for call in self.open_calls],
         }
+
+    def open_round(self, turn_id: str) -> Round:
+        """The response whose calls were not yet read by a model."""
+        if not self.open_calls:
+            return Round(turn_id)
+        batch = f"{turn_id}.{self.rounds}"
+        return Round(turn_id, batch, len(self.open_calls), self.has_context)
 
     def name_call(self, call_id: str) -> str:
         """A name for a call that no other call of the turn has: its id, or ``id#2``, ``id#3`` …"""
@@ -149,6 +179,7 @@ class TurnState:
         state = _known(cls, data)
         state.usage = _known(TokenUsage, data.get("usage") or {})
         state.finished = [_known(FinishedCall, item) for item in data.get("finished") or []]
+        state.open_calls = [_known(OpenCall, item) for item in data.get("open_calls") or []]
         return state
 
 

@@ -21,6 +21,7 @@ from dex_agents._session.records import (
     TurnState,
     message_from_json,
     message_to_json,
+    turn_number,
 )
 
 if TYPE_CHECKING:
@@ -78,11 +79,14 @@ def fail_turn(
     state: TurnState,
     before: Round,
     reason: str,
+    *,
+    is_cancelled: bool = False,
 ) -> StepDecision:
     """End a turn without an answer: its message stays, and a note says what its calls did."""
-    note = build_user_message(flow, turn_failure_note(reason, state.finished))
+    text = turn_failure_note(reason, state.finished, is_cancelled=is_cancelled)
+    note = build_user_message(flow, text)
     messages = [message_from_json(state.user_message), note]
-    last = LastTurn(before.turn_id, "", reason)
+    last = LastTurn(before.turn_id, "", reason, is_cancelled)
     return end_turn(context, flow, header, state, before, messages, last)
 
 
@@ -113,7 +117,7 @@ def end_turn(
     header.next_sequence += len(numbered)
     header.usage += state.usage
     header.turn_id = ""
-    number = int(before.turn_id.removeprefix("t"))
+    number = turn_number(before.turn_id)
     resources.messages.set(context, resources.page_key(number), page)
     resources.last_turn.set(context, resources.LAST_TURN_KEY, outcome)
     resources.turn_states.delete(context, before.turn_id)
