@@ -5,6 +5,7 @@ It answers from the request alone, so any process can go on with it.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from dex_agents import (
@@ -50,6 +51,8 @@ class CrashRunner:
     async def execute_deferred_tool_call(self, call: DeferredToolExecution) -> ToolExecutionResult:
         """Pay, for ever written down."""
         self._ledger.record("paid", key=call.idempotency_key, attempt=call.attempt)
+        if "hang" in call.arguments["order"]:
+            await asyncio.sleep(3_600)
         return ToolExecutionResult("paid")
 
     def build_user_message(self, text: str) -> AgentMessage:

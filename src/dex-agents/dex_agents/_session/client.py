@@ -47,7 +47,7 @@ from dex_agents._media.reference import ImageReference, reference_to_json
 from dex_agents._session import resources
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.flow import AgentSessionFlow
-from dex_agents._session.records import message_digest, message_from_json
+from dex_agents._session.records import message_digest, message_from_json, turn_number
 from dex_agents._session.views import (
     AgentEventBatch,
     AgentSnapshot,
@@ -62,6 +62,7 @@ _FORBIDDEN_IN_IDS = "/$:"
 _LOCK_TRIES = 40
 _PAGE_BYTES = 2_500_000
 _EVENT_POLL = timedelta(seconds=50)
+_CANCEL_S = 10.0
 _REFUSALS = {
     "not_pending": (
         "is not pending: it was answered, it expired, its turn ended, or it never existed; "
@@ -179,9 +180,65 @@ class AgentSessionClient:
         return snapshot if is_open else replace(snapshot, status="closed")
 
     async def _snapshot(self, session_id: str) -> AgentSnapshot:
+        return snapshot_from_json(session_id, await self._read_snapshot(session_id))
+
+    async def _read_snapshot(self, session_id: str) -> Any:
         async with self._errors(session_id):
             data = await self._client.invoke_rpc(self._flow.get_agent_snapshot_rpc, session_id)
-        return snapshot_from_json(session_id, decode(data))
+        return decode(data)
+
+    async def cancel_turn(self, session_id: str, *, turn_id: str | None = None) -> bool:
+        """End the open turn at once; messages that wait then open the next one.
+
+        The model call and the tools of the turn are stopped, except what runs in a thread. Its
+        interrupts vanish. A call without a record that may have run counts as failed if it only
+        reads, else its outcome is unknown; the next turn's model is told. Harmless when no turn is
+        open.
+
+        Args:
+            turn_id: ``snapshot.turn_id`` of the turn that is meant; another one is left alone. With
+                it the call may be repeated safely.
+
+        Returns:
+            Whether a cancel ended the turn; of several at once each says so. ``False``: no turn
+            was open, it was another one, or it ended by itself at this moment.
+
+        Raises:
+            SessionNotFoundError, SessionClosedError: There is no open session of this id.
+            InvalidInputError: An argument is refused.
+            SessionUnavailableError: No Worker or no engine answered in time; the turn may have been
+                stopped. Call again, with its ``turn_id``.
+        """
+        _check_session_id(session_id)
+        if turn_id is not None:
+            self._check_text(turn_id, "turn_id")
+        request = encode({"turn_id": turn_id})
+        async with self._errors(session_id):
+            data = await self._with_lock_retries(
+                session_id,
+                lambda: self._client.invoke_rpc(self._flow.cancel_turn_rpc, session_id, request),
+            )
+        cancelled = decode(data)["turn_id"]
+        if not cancelled:
+            return False
+        try:
+            await self._wait(
+                session_id,
+                resources.turns_done,
+                turn_number(cancelled),
+                time.monotonic() + _CANCEL_S,
+            )
+        except TurnWaitTimeoutError:
+            raise SessionUnavailableError(
+                f"turn {cancelled} of session {session_id!r} was stopped, and its end is stored as "
+                "soon as a Worker takes it; check that one serves Flow type "
+                f"{self._flow.get_flow_type()}"
+            ) from None
+        except SessionClosedError:
+            pass  # closed in between; the snapshot still tells
+        newest = (await self._read_snapshot(session_id))["cancelled_turn"]
+        # A later turn was cancelled meanwhile: what became of this one is no longer kept apart.
+        return bool(newest) and turn_number(newest) >= turn_number(cancelled)
 
     async def resolve_interrupt(
         self,
@@ -230,9 +287,10 @@ class AgentSessionClient:
         )
         async with self._errors(session_id):
             data = await self._with_lock_retries(
+                session_id,
                 lambda: self._client.invoke_rpc(
                     self._flow.resolve_interrupt_rpc, session_id, given, options=options
-                )
+                ),
             )
         refused = decode(data).get("refused")
         if refused:
@@ -376,14 +434,17 @@ class AgentSessionClient:
                     "it goes on, wait again"
                 ) from None
 
-    async def _with_lock_retries(self, call: Callable[[], Awaitable[_T]]) -> _T:
+    async def _with_lock_retries(self, session_id: str, call: Callable[[], Awaitable[_T]]) -> _T:
         for number in range(_LOCK_TRIES):
             try:
                 return await call()
             except RpcLockConflictError:
-                # Somebody else is answering, or the deadline is being handled: both are quick.
+                # Another answer, its deadline, or a turn that opens: all are quick.
                 if number == _LOCK_TRIES - 1:
-                    raise
+                    raise SessionUnavailableError(
+                        f"session {session_id!r} is busy with another command for the same thing; "
+                        "nothing changed, call again"
+                    ) from None
                 await asyncio.sleep(random.uniform(0.005, 0.05))
         raise AssertionError("unreachable")
 

@@ -17,7 +17,7 @@ from dex import (
 )
 
 from dex_agents._contract import AgentFrameworkRunner, HistoryCompactor
-from dex_agents._session import resources
+from dex_agents._session import resources, step_options
 from dex_agents._session.compaction import CompactionPolicy
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.options import AgentSessionOptions, check_duration
@@ -30,6 +30,7 @@ from dex_agents._session.records import (
     message_to_json,
 )
 from dex_agents._session.steps_compact import CompactHistory
+from dex_agents._session.steps_end import CancelTurn
 from dex_agents._session.steps_tools import (
     AwaitToolApproval,
     CallSingleAttemptTool,
@@ -42,6 +43,17 @@ from dex_agents._tracing import SessionTracer
 
 DEFAULT_STREAM_BYTES = 10 * 1024 * 1024
 _FORBIDDEN_IN_NAMES = "/$:"
+TURN_STEPS = (
+    CompactHistory,
+    RunModel,
+    AwaitToolApproval,
+    CallTool,
+    CallSingleAttemptTool,
+    RecordToolOutcome,
+    ResumeTurn,
+    FailTurn,
+)
+"""The Steps that an open turn may have."""
 
 
 class AgentSessionFlow(Flow[bytes]):
@@ -126,6 +138,7 @@ class AgentSessionFlow(Flow[bytes]):
             ResumeTurn(self),
             RecordToolOutcome(self),
             FailTurn(self),
+            CancelTurn(self),
         )
 
     def get_persistence_schema(self) -> PersistenceSchema:
@@ -133,6 +146,7 @@ class AgentSessionFlow(Flow[bytes]):
             resources.header,
             resources.turns_done,
             resources.revision,
+            resources.cancel_asked,
             resources.messages,
             resources.summaries,
             resources.turn_states,
@@ -141,6 +155,7 @@ class AgentSessionFlow(Flow[bytes]):
             resources.records,
             resources.call_notes,
             resources.interrupts,
+            resources.unapproved,
             resources.accepted,
             resources.last_turn,
             resources.user_messages,
@@ -176,7 +191,7 @@ class AgentSessionFlow(Flow[bytes]):
         pending = []
         for key in sorted(resources.interrupts.get_all_instance_keys(context), key=_natural):
             interrupt = StoredInterrupt.from_json(decode(resources.interrupts.get(context, key)))
-            if interrupt.is_pending:
+            if interrupt.is_pending and not _is_ending(context, interrupt):
                 pending.append(_shown(interrupt))
         last = resources.last_turn.get(context, resources.LAST_TURN_KEY)
         return RPCResult(
@@ -188,6 +203,7 @@ class AgentSessionFlow(Flow[bytes]):
                     "revision": resources.revision.get(context) or 0,
                     "usage": asdict(header.usage),
                     "last_turn": decode(last) if last else None,
+                    "cancelled_turn": header.cancelled_turn,
                     "pending_interrupts": pending,
                     "queued_messages": len(resources.accepted.get_all_instance_keys(context)),
                 }
@@ -203,6 +219,8 @@ class AgentSessionFlow(Flow[bytes]):
         if not stored:
             return RPCResult(encode({"refused": "not_pending"}))
         interrupt = StoredInterrupt.from_json(decode(stored))
+        if _is_ending(context, interrupt):
+            return RPCResult(encode({"refused": "not_pending"}))
         if interrupt.answer is not None:
             return RPCResult(encode({"refused": "already_answered"}))
         if interrupt.deadline_ms is not None and now_ms() >= interrupt.deadline_ms:
@@ -214,6 +232,24 @@ class AgentSessionFlow(Flow[bytes]):
         resources.interrupts.set(context, interrupt_id, encode(interrupt.to_json()))
         resources.answers.publish(context, interrupt_id, encode({}))
         return RPCResult(encode({}))
+
+    @rpc(name="cancel_turn", lock_attributes=(resources.header.lock(),))
+    def cancel_turn_rpc(self, context: Context, request: bytes) -> RPCResult[bytes]:
+        """End the open turn, whichever it is or only the given one; answers which.
+
+        An RPC sees the session as it was when it was called, so what the turn's calls did is left
+        to a Step, which nothing of the turn can run beside. The lock keeps the next turn from
+        opening meanwhile; its Steps would be cancelled too.
+        """
+        wanted = decode(request)["turn_id"]
+        stored = resources.header.get(context)
+        turn_id = Header.from_json(decode(stored)).turn_id if stored else ""
+        if not turn_id or wanted not in (None, turn_id):
+            return RPCResult(encode({"turn_id": ""}))
+        resources.cancel_asked.set(context, turn_id)
+        return RPCResult(
+            encode({"turn_id": turn_id}), (step_options.cancel_turn(turn_id),)
+        ).with_canceling_steps(*TURN_STEPS, CancelTurn)
 
     @rpc(name="read_pages")
     def read_pages_rpc(self, context: Context, request: bytes) -> RPCResult[bytes]:
@@ -238,6 +274,10 @@ class AgentSessionFlow(Flow[bytes]):
 
 def _natural(key: str) -> tuple[Any, ...]:
     return tuple(int(part) if part.isdigit() else part for part in key.split("."))
+
+
+def _is_ending(context: Context, interrupt: StoredInterrupt) -> bool:
+    return bool(resources.cancel_asked.get(context) == interrupt.turn_id)
 
 
 def _shown(interrupt: StoredInterrupt) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class LastTurn:
     turn_id: str
     final_text: str = ""
     error: str = ""
+    is_cancelled: bool = False
 
     def to_json(self) -> Json:
         """For storage."""
@@ -68,6 +69,7 @@ class Header:
     message_digests: list[str] = field(default_factory=list)  # newest last
     summarized_turns: int = 0  # the model reads a summary instead of the turns up to this one
     history_bytes: int | None = None  # of what the model reads; None if not known
+    cancelled_turn: str = ""  # the newest turn that was ended by a cancel
 
     def to_json(self) -> Json:
         """For storage."""
@@ -120,6 +122,19 @@ class FinishedCall:
 
 
 @dataclass
+class OpenCall:
+    """What must be known of a call to end its turn while it runs."""
+
+    tool_name: str
+    call_id: str
+    effect: str
+
+    def to_json(self) -> Json:
+        """For storage."""
+        return _shallow(self)
+
+
+@dataclass
 class TurnState:
     """The open turn, apart from the runner's own state, which may be large.
 
@@ -134,6 +149,8 @@ class TurnState:
     call_ids: dict[str, int] = field(default_factory=dict)  # how often each id was used
     finished: list[FinishedCall] = field(default_factory=list)
     started_ms: int = 0
+    open_calls: list[OpenCall] = field(default_factory=list)  # of the newest response
+    has_context: bool = False  # whether these calls have a tool context
 
     def to_json(self) -> Json:
         """For storage."""
@@ -141,7 +158,15 @@ class TurnState:
             **_shallow(self),
             "usage": asdict(self.usage),
             "finished": [_shallow(call) for call in self.finished],
+            "open_calls": [_shallow(call) for call in self.open_calls],
         }
+
+    def open_round(self, turn_id: str) -> Round:
+        """The response whose calls were not yet read by a model."""
+        if not self.open_calls:
+            return Round(turn_id)
+        batch = f"{turn_id}.{self.rounds}"
+        return Round(turn_id, batch, len(self.open_calls), self.has_context)
 
     def name_call(self, call_id: str) -> str:
         """A name for a call that no other call of the turn has: its id, or ``id#2``, ``id#3`` …"""
@@ -159,6 +184,7 @@ class TurnState:
         state = _known(cls, data)
         state.usage = _known(TokenUsage, data.get("usage") or {})
         state.finished = [_known(FinishedCall, item) for item in data.get("finished") or []]
+        state.open_calls = [_known(OpenCall, item) for item in data.get("open_calls") or []]
         return state
 
 

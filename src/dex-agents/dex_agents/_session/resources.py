@@ -14,6 +14,8 @@ turns_done = Attribute("turns_done", int)
 """How many turns have ended, for clients that wait."""
 revision = Attribute("revision", int)
 """Grows whenever a turn ends or starts to wait for a person, for clients that wait."""
+cancel_asked = Attribute("cancel_asked", str)
+"""The turn that a cancel is about to end, so that none of its interrupts takes an answer."""
 
 messages = AttributeMap("messages", bytes)
 """One immutable page for each turn, by turn number."""
@@ -31,6 +33,8 @@ call_notes = AttributeMap("call_notes", bytes)
 """The short form of each such record, for the note of a failed turn."""
 interrupts = AttributeMap("interrupts", bytes)
 """What a person is asked, by interrupt id."""
+unapproved = AttributeMap("unapproved", bytes)
+"""An empty mark for each interrupt: its call has provably not started. Small, unlike those."""
 
 accepted = AttributeMap("accepted", bytes)
 """User messages that no turn was opened for yet, by digest of their id."""

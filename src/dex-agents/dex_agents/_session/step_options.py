@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -37,11 +38,16 @@ def pure_step() -> StepOptions:
     )
 
 
+def wait_for_message() -> StepOptions:
+    """Of the Step that opens turns: nobody opens one while a cancel looks at the open one."""
+    return replace(pure_step(), execute_lock_attributes=(resources.header.lock(),))
+
+
 def await_user_message(flow: AgentSessionFlow) -> StepMovement[bytes]:
     """To the next turn."""
     from dex_agents._session.steps_turn import AwaitUserMessage
 
-    return StepMovement.of(AwaitUserMessage, encode({}), options=pure_step())
+    return StepMovement.of(AwaitUserMessage, encode({}), options=wait_for_message())
 
 
 def _call_keys(before: Round) -> list[str]:
@@ -133,6 +139,22 @@ def resume_turn(before: Round) -> StepMovement[bytes]:
     from dex_agents._session.steps_turn import ResumeTurn
 
     return StepMovement.of(ResumeTurn, encode(before.to_json()), options=pure_step())
+
+
+def cancel_turn(turn_id: str) -> StepMovement[bytes]:
+    """To the end of a turn whose Steps were cancelled."""
+    from dex_agents._session.steps_end import CancelTurn
+
+    # Whole maps, as they hold the open turn's only; nothing large, so that a task can carry them.
+    options = StepOptions(
+        execute_retry=PATIENT,
+        execute_load_attribute_maps=(
+            resources.turn_states,
+            resources.call_notes,
+            resources.unapproved,
+        ),
+    )
+    return StepMovement.of(CancelTurn, encode({"turn_id": turn_id}), options=options)
 
 
 def await_tool_approval(task: CallTask) -> StepMovement[bytes]:

@@ -101,6 +101,7 @@ class AwaitToolApproval(Step[bytes]):
         stored = resources.interrupts.get(context, interrupt_id)
         interrupt = StoredInterrupt.from_json(decode(stored)) if stored else None
         resources.interrupts.delete(context, interrupt_id)
+        resources.unapproved.delete(context, interrupt_id)
         # An answer that was accepted counts, also when the timer fired meanwhile.
         answer = interrupt.answer if interrupt is not None else None
         if answer is not None and answer.get("approved"):

@@ -31,7 +31,7 @@ from dex_agents._session.failures import (
     turn_error_text,
 )
 from dex_agents._session.heartbeat import keep_alive
-from dex_agents._session.notes import finished_call
+from dex_agents._session.notes import finished_call, open_call
 from dex_agents._session.outcomes import check_outcome, check_size, encoded
 from dex_agents._session.pages import read_history, read_summary
 from dex_agents._session.records import (
@@ -71,7 +71,7 @@ class AwaitUserMessage(Step[bytes]):
         self._flow = flow
 
     def get_step_options(self) -> StepOptions:
-        return step_options.pure_step()
+        return step_options.wait_for_message()
 
     async def wait_for(  # type: ignore[override]
         self, context: AsyncContext, input: bytes
@@ -208,6 +208,7 @@ class RunModel(Step[bytes]):
     ) -> StepDecision:
         run_state = encoded("run_state", outcome.run_state)
         check_size("the run state of this turn", (run_state,))
+        state.open_calls = []
         self._store(context, before, state, run_state)
         after = Round(before.turn_id, summarized_turns=before.summarized_turns)
         return go_to_many(step_options.run_model(self._flow.options, after))
@@ -231,11 +232,16 @@ class RunModel(Step[bytes]):
             "the calls of this response and what they need",
             (tool_context, run_state, *interrupts.values(), *calls),
         )
+        state.open_calls = [
+            open_call(call.call_id, call.tool_name, call.effect) for call in outcome.calls
+        ]
+        state.has_context = has_context
         self._store(context, before, state, run_state)
         if has_context:
             resources.tool_contexts.set(context, batch, tool_context)
         for interrupt_id, interrupt in interrupts.items():
             resources.interrupts.set(context, interrupt_id, interrupt)
+            resources.unapproved.set(context, interrupt_id, encode(None))
         if interrupts:
             grow_revision(context)
         after = Round(before.turn_id, batch, len(tasks), has_context, before.summarized_turns)

@@ -88,11 +88,14 @@ def fail_turn(
     state: TurnState,
     before: Round,
     reason: str,
+    *,
+    is_cancelled: bool = False,
 ) -> StepDecision:
     """End a turn without an answer: its message stays, and a note says what its calls did."""
-    note = build_user_message(flow, turn_failure_note(reason, state.finished))
+    text = turn_failure_note(reason, state.finished, is_cancelled=is_cancelled)
+    note = build_user_message(flow, text)
     messages = [message_from_json(state.user_message), note]
-    last = LastTurn(before.turn_id, "", reason)
+    last = LastTurn(before.turn_id, "", reason, is_cancelled)
     return end_turn(context, flow, header, state, before, messages, last)
 
 

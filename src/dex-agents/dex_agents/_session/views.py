@@ -40,11 +40,17 @@ class PendingInterrupt:
 
 @dataclass(frozen=True)
 class FinishedTurn:
-    """How the newest finished turn ended; ``error`` is empty unless it failed."""
+    """How the newest finished turn ended.
+
+    Attributes:
+        error: Why it failed or that it was cancelled; empty for an answered one.
+        is_cancelled: Whether ``cancel_turn`` or ``close_session`` ended it.
+    """
 
     turn_id: str
     final_text: str = ""
     error: str = ""
+    is_cancelled: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,9 @@ def snapshot_from_json(session_id: str, data: Json) -> AgentSnapshot:
         revision=data["revision"],
         pending_interrupts=pending,
         usage=TokenUsage(**data["usage"]),
-        last_turn=FinishedTurn(last["turn_id"], last["final_text"], last["error"])
+        last_turn=FinishedTurn(
+            last["turn_id"], last["final_text"], last["error"], last.get("is_cancelled", False)
+        )
         if last
         else None,
         queued_messages=data["queued_messages"],
