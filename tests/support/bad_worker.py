@@ -161,15 +161,23 @@ class BadWorker:
             return False
         kind = frame.WhichOneof("frame")
         if kind == "reconnect":
-            await stream.half_close()
+            await self._leave(stream)
+            return False
         elif kind == "ping":
             for _ in range(self._chance.choice((0, 1, 1, 1, 2))):
                 await stream.send(PONG)
         elif kind == "task":
             return await self._task(stream, frame.task)
         elif kind == "registered" and self._chance.random() < 0.05:
-            await stream.half_close()
+            await self._leave(stream)
+            return False
         return True
+
+    async def _leave(self, stream: FakeStream) -> None:
+        """Half-close; most often the end of the call is waited for, as the SDK does."""
+        await stream.half_close()
+        if self._chance.random() < 0.9:
+            await stream.expect_eof()
 
     async def _task(self, stream: FakeStream, task: Any) -> bool:
         request = task.execute
@@ -263,15 +271,14 @@ class BadWorker:
         """A Step that it does not know; then the whole Worker is a new one, which does."""
         self._is_dead(delivery)
         await stream.send(reject(delivery.token, UNKNOWN_STEP))
-        await stream.half_close()
         self._worker.id += "+"
-        return True
+        await self._leave(stream)
+        return False
 
     async def _drop(self, stream: FakeStream, delivery: Delivery) -> bool:
         """Retire the stream with the task unread."""
         self._is_dead(delivery)
-        await stream.half_close()
-        await stream.expect_eof()
+        await self._leave(stream)
         return False
 
     async def _half_close(self, stream: FakeStream, delivery: Delivery) -> bool:
@@ -279,14 +286,14 @@ class BadWorker:
         self._runs(delivery)
         self._is_dead(delivery)
         await stream.send(heartbeat(delivery.token))
-        await stream.half_close()
-        return True
+        await self._leave(stream)
+        return False
 
     async def _race(self, stream: FakeStream, delivery: Delivery) -> bool:
         """The result right before the half-close: it counts."""
         await self._good(stream, delivery)
-        await stream.half_close()
-        return True
+        await self._leave(stream)
+        return False
 
     async def _break(self, stream: FakeStream, delivery: Delivery) -> bool:
         self._runs(delivery)
