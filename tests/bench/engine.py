@@ -75,6 +75,20 @@ class EngineBench:
         await self.chain(500)  # until they all wait
         return rate
 
+    async def finish_open(self) -> None:
+        """End the open Flows: all of them still answer."""
+        turn = asyncio.Semaphore(_STARTS_AT_ONCE)
+        finish: Any = getattr(self.waiting, "finish")  # noqa: B009
+
+        async def end(flow_id: str) -> None:
+            async with turn:
+                await self.client.invoke_rpc(finish, flow_id, None)
+                result = await self.client.wait_for_flow(flow_id)
+                assert result.single_output(int) == 1
+
+        await asyncio.gather(*(end(f"open-{number}") for number in range(self._open)))
+        self._open = 0
+
     async def step(self, steps: int) -> None:
         """The Step round trip of one Flow."""
         await self.chain(300)
