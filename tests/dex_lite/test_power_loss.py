@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import os
 import random
 import shutil
@@ -30,6 +31,7 @@ from dex_lite._journal import (
     TrimStream,
     Write,
 )
+from dex_lite_samples import Mailbox, serve
 from support.power_loss import Disk, Event, RecordedOs, Recorder
 
 NAME = "engine.db"
@@ -256,6 +258,44 @@ async def test_power_loss(tmp_path: Path, first_seed: int) -> None:
 async def test_power_loss_long(tmp_path: Path, first_seed: int) -> None:
     for seed in seeds(first_seed, 1_000):
         await check_seed(seed, tmp_path)
+
+
+async def record_engine(folder: Path, messages: int) -> Disk:
+    """A whole engine with a Worker takes messages; each answered RPC is an acknowledgement."""
+    disk = Disk(folder)
+    recorder = Recorder(disk)
+    mailbox = Mailbox()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_schema, "os", RecordedOs(disk))
+        patch.setattr(_schema, "_AUTO_CHECKPOINT_PAGES", 20)
+        # Two copies of SQLite in one process must not share a file.
+        patch.setattr(_schema, "open_reader", recorder)
+        patch.setattr(Journal, "open", functools.partial(Journal.open, connect=recorder))
+        async with serve(folder, mailbox) as app:
+            await app.client.start_flow(mailbox, "f", 0)
+            disk.events.append(Event("acknowledged", offset=0))
+            for number in range(1, messages + 1):
+                await app.call(mailbox.send, "f", f"message {number}")
+                disk.events.append(Event("acknowledged", offset=number))
+    recorder.close()
+    return disk
+
+
+async def test_an_engine_goes_on_after_power_loss(tmp_path: Path) -> None:
+    seed = int(REPLAY or 7)
+    chance = random.Random(seed)
+    (tmp_path / "a").mkdir()
+    disk = await record_engine(tmp_path / "a", 12)
+    first = next(i for i, e in enumerate(disk.events) if e.kind == "acknowledged")
+    for cut in sorted(chance.sample(range(first + 1, len(disk.events)), 8)):
+        fill(tmp_path / "b", disk.after_power_loss(cut, chance))
+        acknowledged = max(e.offset for e in disk.events[:cut] if e.kind == "acknowledged")
+        mailbox = Mailbox()
+        async with serve(tmp_path / "b", mailbox) as app:
+            await app.call(mailbox.send, "f", "end")
+            taken = (await app.client.wait_for_flow("f")).single_output(int) - 1
+        where = f"POWER_LOSS_SEED={seed}, cut {cut} of {len(disk.events)}"
+        assert acknowledged <= taken <= acknowledged + 1, f"{where}: {taken} of {acknowledged}"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,6 +193,9 @@ class RecordedOs:
 class _Rows:
     def __init__(self, rows: list[Any]) -> None:
         self._rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._rows)
 
     def fetchone(self) -> Any:
         return self._rows.pop(0) if self._rows else None
