@@ -64,9 +64,13 @@ class Loop:
 
     async def connected(self) -> None:
         """Wait until the engine answers again."""
-        async with grpc.aio.insecure_channel(self.engine.address) as channel:
-            stub: Any = dex_pb2_grpc.FlowServiceStub(channel)
-            await stub.HealthCheck(Empty(), wait_for_ready=True, timeout=60)
+        while True:
+            async with grpc.aio.insecure_channel(self.engine.address) as channel:
+                stub: Any = dex_pb2_grpc.FlowServiceStub(channel)
+                # It may be killed again right then.
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await stub.HealthCheck(Empty(), wait_for_ready=True, timeout=60)
+                    return
 
     async def start_chains(self, count: int) -> None:
         """A few more Flows that count."""
