@@ -108,6 +108,7 @@ class BadWorker:
         self._books = books
         self._chance = chance
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_closing = False
         self._behaviours: dict[str, tuple[int, Callable[[FakeStream, Delivery], Awaitable[bool]]]]
         self._behaviours = {
             "good": (8, self._good),
@@ -135,6 +136,7 @@ class BadWorker:
 
     async def close(self) -> None:
         """Break everything off; a fault of the Worker itself comes out here."""
+        self._is_closing = True  # gRPC may answer a cancellation with an error of the call
         for task in self._tasks:
             task.cancel()
         ends = await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -144,7 +146,7 @@ class BadWorker:
                 raise end
 
     async def _stream(self, queue: str | None) -> None:
-        while True:
+        while not self._is_closing:
             stream = await self._worker.open(queue)
             # A call that is over ends a write with either of these.
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
