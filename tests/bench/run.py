@@ -2,6 +2,7 @@
 
 Engine, Worker and client are three processes; the engine writes with full sync. Each durable turn is preceded by one
 plain turn in this process, and the ratio is that of the two medians, so that a slow phase of the machine hits both.
+``./ci.sh bench engine`` measures the embedded engine alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignor
 from google.adk.runners import InMemoryRunner
 from google.genai import types
 
+from bench import engine as engine_bench
 from bench.agent import build_agent, build_flow
 from dex_agents import AgentSessionClient
 from dex_agents.testing import WorkerProcess, private_engine
@@ -175,10 +177,17 @@ async def main(rounds: int, sessions: int, workers: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=100, help="measured turns of each kind")
-    parser.add_argument(
-        "--sessions", type=int, default=64, help="sessions at once; 0 leaves it out"
-    )
-    parser.add_argument("--workers", type=int, default=1, help="Worker processes")
+    parser.add_argument("what", nargs="?", choices=("turns", "engine"), default="turns")
+    turns = parser.add_argument_group("turns")
+    turns.add_argument("--rounds", type=int, default=100, help="measured turns of each kind")
+    turns.add_argument("--sessions", type=int, default=64, help="sessions at once; 0 leaves it out")
+    turns.add_argument("--workers", type=int, default=1, help="Worker processes")
+    alone = parser.add_argument_group("engine")
+    alone.add_argument("--steps", type=int, default=1_000, help="Steps of a measured Flow")
+    alone.add_argument("--flows", type=int, default=10_000, help="open Flows at most")
+    alone.add_argument("--long-steps", type=int, default=10_000, help="Steps of the longest Flow")
     given = parser.parse_args()
-    asyncio.run(main(given.rounds, given.sessions, given.workers))
+    if given.what == "engine":
+        asyncio.run(engine_bench.main(given.steps, given.flows, given.long_steps))
+    else:
+        asyncio.run(main(given.rounds, given.sessions, given.workers))

@@ -117,7 +117,7 @@ class Journal:
         full_path = _schema.resolve(path)
         lock_file = LockFile(full_path, address)
         try:
-            _schema.prepare(full_path)
+            _schema.prepare(full_path, connect)
             connection = _schema.open_writer(full_path, durability, connect)
             return cls(full_path, lock_file, connection, loop, on_failed)
         except BaseException:

@@ -80,7 +80,7 @@ def resolve(path: str) -> str:
     return full
 
 
-def prepare(path: str) -> None:
+def prepare(path: str, connect: Connect = sqlite3.connect) -> None:
     """Make sure that a whole data file of this format is at `path`.
 
     Call it while holding the lock.
@@ -93,12 +93,12 @@ def prepare(path: str) -> None:
     except OSError as error:
         raise DataFolderError(path, str(error.strerror)) from error
     if not header:
-        _create(path)
+        _create(path, connect)
     else:
         _check_header(path, header)
 
 
-def _create(path: str) -> None:
+def _create(path: str, connect: Connect) -> None:
     # Built under another name and renamed, so that a crash leaves either no data file or a whole
     # one. Log files without their data file are what remains after somebody deleted it; SQLite
     # would apply them to the new one.
@@ -107,7 +107,7 @@ def _create(path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(leftover)
     try:
-        connection = sqlite3.connect(unfinished, isolation_level=None)
+        connection = connect(unfinished, isolation_level=None)
         try:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {FORMAT}")
