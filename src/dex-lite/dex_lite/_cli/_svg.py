@@ -1,0 +1,184 @@
+"""A run as SVG: layers from top to bottom, boxes and curved arrows. No library, no fonts needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from dex_lite._cli._graph import Node, nodes
+from dex_lite._cli._run_view import RunView
+
+_LINE = 17
+_TITLE = 20
+_PADDING = 14
+_BETWEEN = 28
+_LAYER_GAP = 52
+_MARGIN = 24
+_MINIMUM_WIDTH = 120
+# Widths of a character, a little generous: fonts differ, and text must not leave its box.
+_TITLE_CHARACTER = 8.6
+_CHARACTER = 7.0
+_WIDE_FROM = 0x1100  # about where scripts with wide characters begin
+
+_STYLE = """
+  svg { --page: #ffffff; --ink: #1d2430; --soft: #5d6778; --line: #98a2b3; --box: #ffffff;
+    --edge: #d5dae2; --good: #1f8a4c; --bad: #c62f2f; --live: #2f6fc6; --warn: #b97a06; }
+  @media (prefers-color-scheme: dark) { svg { --page: #12161d; --ink: #e9edf3; --soft: #9aa5b5;
+    --line: #667085; --box: #1b212b; --edge: #343c49; --good: #4cc27f; --bad: #f07070;
+    --live: #6fa8f5; --warn: #e5ac3f; } }
+  text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--soft);
+    font-size: 12px; }
+  .title { font-size: 14px; font-weight: 600; fill: var(--ink); }
+  .page { fill: var(--page); }
+  .box { fill: var(--box); stroke: var(--edge); stroke-width: 1.2; }
+  .pill { fill: var(--box); stroke: var(--line); stroke-width: 1.2; }
+  .bar { fill: var(--line); }
+  .edge { fill: none; stroke: var(--line); stroke-width: 1.5; }
+  .head { fill: var(--line); }
+  .completed .bar { fill: var(--good); }
+  .failed .bar { fill: var(--bad); }
+  .waiting .bar, .running .bar { fill: var(--live); }
+  .retrying .bar { fill: var(--warn); }
+  .dropped .box { stroke-dasharray: 4 3; }
+  .end-completed .pill { stroke: var(--good); }
+  .end-failed .pill, .end-terminated .pill, .end-canceled .pill { stroke: var(--bad); }
+"""
+
+
+@dataclass
+class _Box:
+    node: Node
+    width: float
+    height: float
+    layer: int = 0
+    x: float = 0.0  # of the middle
+    y: float = 0.0  # of the top
+
+
+def svg(view: RunView) -> str:
+    """The run as an SVG document."""
+    boxes = [_measure(node) for node in nodes(view)]
+    has_end = boxes[-1].node.state.startswith("end-")
+    _place(boxes, has_end)
+    width = max(box.x + box.width / 2 for box in boxes) + _MARGIN
+    height = max(box.y + box.height for box in boxes) + _MARGIN
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}"'
+        f' width="{width:.0f}" height="{height:.0f}" role="img">',
+        f"<title>{_text(view.flow_id)}: {_text(view.flow_type)}, {_text(view.status)}</title>",
+        f"<style>{_STYLE}</style>",
+        '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
+        ' markerHeight="7" orient="auto"><path class="head" d="M0 0.6 L8 4 L0 7.4 z"/></marker>'
+        "</defs>",
+        f'<rect class="page" width="{width:.0f}" height="{height:.0f}"/>',
+    ]
+    for box in boxes:
+        parts += [_edge(box, boxes[child]) for child in box.node.children]
+    parts += [_draw(box) for box in boxes]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _measure(node: Node) -> _Box:
+    title = _length(node.title) * _TITLE_CHARACTER
+    lines = max((_length(line) * _CHARACTER for line in node.lines), default=0.0)
+    width = max(_MINIMUM_WIDTH, title + 2 * _PADDING, lines + 2 * _PADDING)
+    return _Box(node, width, 2 * _PADDING - 4 + _TITLE + _LINE * len(node.lines))
+
+
+def _length(text: str) -> int:
+    return sum(2 if ord(character) >= _WIDE_FROM else 1 for character in text)
+
+
+def _place(boxes: list[_Box], has_end: bool) -> None:
+    """Layers by distance from the start; a parent in the middle above its children."""
+    last = len(boxes) - 1
+    order = []
+    pending = [0]
+    while pending:
+        number = pending.pop()
+        order.append(number)
+        for child in _below(boxes, number, has_end):
+            boxes[child].layer = boxes[number].layer + 1
+            pending.append(child)
+    # Widths of whole branches, from the leaves up; then places, from the root down.
+    branch: dict[int, float] = {}
+    for number in reversed(order):
+        children = _below(boxes, number, has_end)
+        inside = sum(branch[child] for child in children) + _BETWEEN * max(0, len(children) - 1)
+        branch[number] = max(boxes[number].width, inside)
+    left = {0: float(_MARGIN)}
+    for number in order:
+        boxes[number].x = left[number] + branch[number] / 2
+        children = _below(boxes, number, has_end)
+        inside = sum(branch[child] for child in children) + _BETWEEN * max(0, len(children) - 1)
+        position = left[number] + (branch[number] - inside) / 2
+        for child in children:
+            left[child] = position
+            position += branch[child] + _BETWEEN
+    if has_end:
+        ends = [box for box in boxes if last in box.node.children]
+        boxes[last].layer = max(box.layer for box in boxes[:last]) + 1
+        boxes[last].x = max(sum(box.x for box in ends) / len(ends), _MARGIN + boxes[last].width / 2)
+    _set_heights(boxes)
+
+
+def _below(boxes: list[_Box], number: int, has_end: bool) -> list[int]:
+    """Children in the tree: all but the end, which may have several parents."""
+    last = len(boxes) - 1
+    return [child for child in boxes[number].node.children if not (has_end and child == last)]
+
+
+def _set_heights(boxes: list[_Box]) -> None:
+    heights: dict[int, float] = {}
+    for box in boxes:
+        heights[box.layer] = max(heights.get(box.layer, 0.0), box.height)
+    tops = {}
+    top = float(_MARGIN)
+    for layer in sorted(heights):
+        tops[layer] = top
+        top += heights[layer] + _LAYER_GAP
+    for box in boxes:
+        box.y = tops[box.layer]
+
+
+def _edge(above: _Box, below: _Box) -> str:
+    start, end = above.y + above.height, below.y - 2
+    if below.layer - above.layer > 1:
+        # It leaves its own layer first, so that it does not cross boxes beside it.
+        bend = (end - start) * 0.4
+    else:
+        bend = (end - start) * 0.55
+    return (
+        f'<path class="edge" marker-end="url(#arrow)" d="M{above.x:.1f} {start:.1f}'
+        f" C{above.x:.1f} {start + bend:.1f} {below.x:.1f} {end - bend:.1f}"
+        f' {below.x:.1f} {end:.1f}"/>'
+    )
+
+
+def _draw(box: _Box) -> str:
+    left, node = box.x - box.width / 2, box.node
+    is_pill = node.state == "start" or node.state.startswith("end-")
+    radius = box.height / 2 if is_pill else 8
+    parts = [
+        f'<g class="{node.state}">',
+        f'<rect class="{"pill" if is_pill else "box"}" x="{left:.1f}" y="{box.y:.1f}"'
+        f' width="{box.width:.1f}" height="{box.height:.1f}" rx="{radius:.1f}"/>',
+    ]
+    if not is_pill:
+        parts.append(
+            f'<rect class="bar" x="{left + 5:.1f}" y="{box.y + 9:.1f}" width="3.5"'
+            f' height="{box.height - 18:.1f}" rx="1.7"/>'
+        )
+    x = box.x if is_pill else left + _PADDING + 3
+    anchor = ' text-anchor="middle"' if is_pill else ""
+    y = box.y + _PADDING + 10
+    parts.append(f'<text class="title" x="{x:.1f}" y="{y:.1f}"{anchor}>{_text(node.title)}</text>')
+    for line in node.lines:
+        y += _LINE
+        parts.append(f'<text x="{x:.1f}" y="{y + 2:.1f}"{anchor}>{_text(line)}</text>')
+    return "".join([*parts, "</g>"])
+
+
+def _text(text: str) -> str:
+    # XML knows no control characters, not even escaped.
+    return escape("".join(c if c.isprintable() else "·" for c in text))
