@@ -12,7 +12,7 @@ import typer
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
 
-from dex_lite._cli._exits import FAILED, UNREACHABLE, CommandFailed
+from dex_lite._cli._exits import FAILED, UNREACHABLE, USAGE, CommandFailed
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _CALL_TIMEOUT_S = 15.0
@@ -102,7 +102,9 @@ def _is_from_server(error: Any) -> bool:
 def _address(value: str) -> str:
     host, colon, port = value.rpartition(":")
     if not colon or not host or not re.fullmatch(r"\d{1,5}", port) or int(port) > 65535:
-        raise typer.BadParameter(f"{value!r} is not HOST:PORT, such as 127.0.0.1:8801")
+        raise CommandFailed(
+            f"address {value!r} is not HOST:PORT. Give one such as 127.0.0.1:8801.", USAGE
+        )
     return value
 
 

@@ -20,28 +20,34 @@ _TITLE_CHARACTER = 8.6
 _CHARACTER = 7.0
 _WIDE_FROM = 0x1100  # about where scripts with wide characters begin
 
-_STYLE = """
-  svg { --page: #ffffff; --ink: #1d2430; --soft: #5d6778; --line: #98a2b3; --box: #ffffff;
-    --edge: #d5dae2; --good: #1f8a4c; --bad: #c62f2f; --live: #2f6fc6; --warn: #b97a06; }
-  @media (prefers-color-scheme: dark) { svg { --page: #12161d; --ink: #e9edf3; --soft: #9aa5b5;
-    --line: #667085; --box: #1b212b; --edge: #343c49; --good: #4cc27f; --bad: #f07070;
-    --live: #6fa8f5; --warn: #e5ac3f; } }
-  text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--soft);
-    font-size: 12px; }
-  .title { font-size: 14px; font-weight: 600; fill: var(--ink); }
-  .page { fill: var(--page); }
-  .box { fill: var(--box); stroke: var(--edge); stroke-width: 1.2; }
-  .pill { fill: var(--box); stroke: var(--line); stroke-width: 1.2; }
-  .bar { fill: var(--line); }
-  .edge { fill: none; stroke: var(--line); stroke-width: 1.5; }
-  .head { fill: var(--line); }
-  .completed .bar { fill: var(--good); }
-  .failed .bar { fill: var(--bad); }
-  .waiting .bar, .running .bar { fill: var(--live); }
-  .retrying .bar { fill: var(--warn); }
-  .dropped .box { stroke-dasharray: 4 3; }
-  .end-completed .pill { stroke: var(--good); }
-  .end-failed .pill, .end-terminated .pill, .end-canceled .pill { stroke: var(--bad); }
+# Colours are attributes, which every viewer knows; a browser with a dark page overrides them.
+_PAGE, _INK, _SOFT, _LINE_COLOUR, _BOX, _EDGE = (
+    "#ffffff",
+    "#1d2430",
+    "#5d6778",
+    "#98a2b3",
+    "#ffffff",
+    "#d5dae2",
+)
+_GOOD, _BAD, _LIVE, _WARN = "#1f8a4c", "#c62f2f", "#2f6fc6", "#b97a06"
+_ACCENTS = {
+    "completed": _GOOD,
+    "failed": _BAD,
+    "waiting": _LIVE,
+    "running": _LIVE,
+    "retrying": _WARN,
+    "end-completed": _GOOD,
+    "end-failed": _BAD,
+    "end-terminated": _BAD,
+    "end-canceled": _BAD,
+}
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+_DARK = """
+  @media (prefers-color-scheme: dark) {
+    .page { fill: #12161d } .box { fill: #1b212b; stroke: #343c49 } .pill { fill: #1b212b }
+    .title { fill: #e9edf3 } .line { fill: #9aa5b5 } .edge { stroke: #667085 }
+    .head { fill: #667085 }
+  }
 """
 
 
@@ -66,11 +72,11 @@ def svg(view: RunView) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}"'
         f' width="{width:.0f}" height="{height:.0f}" role="img">',
         f"<title>{_text(view.flow_id)}: {_text(view.flow_type)}, {_text(view.status)}</title>",
-        f"<style>{_STYLE}</style>",
+        f"<style>{_DARK}</style>",
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
-        ' markerHeight="7" orient="auto"><path class="head" d="M0 0.6 L8 4 L0 7.4 z"/></marker>'
-        "</defs>",
-        f'<rect class="page" width="{width:.0f}" height="{height:.0f}"/>',
+        ' markerHeight="7" orient="auto"><path class="head" fill="'
+        f'{_LINE_COLOUR}" d="M0 0.6 L8 4 L0 7.4 z"/></marker></defs>',
+        f'<rect class="page" fill="{_PAGE}" width="{width:.0f}" height="{height:.0f}"/>',
     ]
     for box in boxes:
         parts += [_edge(box, boxes[child]) for child in box.node.children]
@@ -149,7 +155,8 @@ def _edge(above: _Box, below: _Box) -> str:
     else:
         bend = (end - start) * 0.55
     return (
-        f'<path class="edge" marker-end="url(#arrow)" d="M{above.x:.1f} {start:.1f}'
+        f'<path class="edge" fill="none" stroke="{_LINE_COLOUR}" stroke-width="1.5"'
+        f' marker-end="url(#arrow)" d="M{above.x:.1f} {start:.1f}'
         f" C{above.x:.1f} {start + bend:.1f} {below.x:.1f} {end - bend:.1f}"
         f' {below.x:.1f} {end:.1f}"/>'
     )
@@ -158,24 +165,33 @@ def _edge(above: _Box, below: _Box) -> str:
 def _draw(box: _Box) -> str:
     left, node = box.x - box.width / 2, box.node
     is_pill = node.state == "start" or node.state.startswith("end-")
-    radius = box.height / 2 if is_pill else 8
+    accent = _ACCENTS.get(node.state, _LINE_COLOUR)
+    dashes = ' stroke-dasharray="4 3"' if node.state == "dropped" else ""
     parts = [
-        f'<g class="{node.state}">',
-        f'<rect class="{"pill" if is_pill else "box"}" x="{left:.1f}" y="{box.y:.1f}"'
-        f' width="{box.width:.1f}" height="{box.height:.1f}" rx="{radius:.1f}"/>',
+        f'<g font-family="{_FONT}" font-size="12">'
+        f'<rect class="{"pill" if is_pill else "box"}" fill="{_BOX}"'
+        f' stroke="{accent if is_pill else _EDGE}" stroke-width="1.2"{dashes}'
+        f' x="{left:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}"'
+        f' rx="{box.height / 2 if is_pill else 8:.1f}"/>'
     ]
     if not is_pill:
         parts.append(
-            f'<rect class="bar" x="{left + 5:.1f}" y="{box.y + 9:.1f}" width="3.5"'
+            f'<rect fill="{accent}" x="{left + 5:.1f}" y="{box.y + 9:.1f}" width="3.5"'
             f' height="{box.height - 18:.1f}" rx="1.7"/>'
         )
     x = box.x if is_pill else left + _PADDING + 3
     anchor = ' text-anchor="middle"' if is_pill else ""
     y = box.y + _PADDING + 10
-    parts.append(f'<text class="title" x="{x:.1f}" y="{y:.1f}"{anchor}>{_text(node.title)}</text>')
+    parts.append(
+        f'<text class="title" fill="{_INK}" font-size="14" font-weight="600"'
+        f' x="{x:.1f}" y="{y:.1f}"{anchor}>{_text(node.title)}</text>'
+    )
     for line in node.lines:
         y += _LINE
-        parts.append(f'<text x="{x:.1f}" y="{y + 2:.1f}"{anchor}>{_text(line)}</text>')
+        parts.append(
+            f'<text class="line" fill="{_SOFT}" x="{x:.1f}" y="{y + 2:.1f}"{anchor}>'
+            f"{_text(line)}</text>"
+        )
     return "".join([*parts, "</g>"])
 
 

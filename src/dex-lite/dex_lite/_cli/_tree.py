@@ -46,13 +46,14 @@ def draw(view: RunView) -> Group:
     lines: list[Any] = [head, Text(details, style="bright_black")]
     tree = Tree(Text("start", style="bold"), guide_style="bright_black")
     # Not recursive: a chain of Steps may be longer than Python's stack.
-    pending = [(tree, step) for step in reversed(view.roots)]
+    pending = [(tree, step, len(view.roots) == 1) for step in reversed(view.roots)]
     while pending:
-        branch, step = pending.pop()
-        # A lone child goes on below its parent, so that long chains stay narrow.
+        branch, step, is_lone = pending.pop()
         here = branch.add(step_line(step))
-        below = branch if len(step.children) == 1 else here
-        pending += [(below, child) for child in reversed(step.children)]
+        # A chain goes on below itself and not to the right, so that it stays narrow.
+        is_chain = len(step.children) == 1
+        below = branch if is_lone and is_chain else here
+        pending += [(below, child, is_chain) for child in reversed(step.children)]
     lines.append(tree)
     if view.error:
         lines.append(Text(f"error: {view.error}", style="red"))
