@@ -47,7 +47,7 @@ class Aside(Step[str]):
 
 class Broken(Step[str]):
     def get_step_options(self) -> StepOptions:
-        policy = RetryPolicy(initial_interval=timedelta(milliseconds=1), maximum_attempts=2)
+        policy = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=2)
         return StepOptions(execute_retry=policy).on_execute_failure_proceed_to(Mend)
 
     async def execute(self, context: AsyncContext, input: str) -> StepDecision:
