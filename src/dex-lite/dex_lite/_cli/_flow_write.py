@@ -98,7 +98,7 @@ def stop(
     flow_id: FlowId,
     run: Run = "",
     how: Annotated[StopAs, typer.Option("--as", help="How the run ends.")] = StopAs.cancel,
-    reason: Annotated[str, typer.Option(help="Kept as the error of the run.")] = "",
+    reason: Annotated[str, typer.Option(help="With --as fail: kept as the error of the run.")] = "",
     is_json: Json = False,
     address: Address = DEFAULT_ADDRESS,
     token: Token = "",
