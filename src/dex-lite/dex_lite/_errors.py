@@ -79,6 +79,15 @@ class DataFileWriteError(DexLiteError):
         self.reason = reason
 
 
+class BackupError(DexLiteError):
+    """A copy of the data file could not be made."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"cannot write backup {path}: {reason}.")
+        self.path = path
+        self.reason = reason
+
+
 class PortInUseError(DexLiteError):
     """The address to serve on is taken."""
 

@@ -24,8 +24,8 @@ from dex_lite._records import (
 # Rows of one INSERT. Every statement hands the GIL over twice, and a busy loop gives it back late:
 # few statements matter more than small ones.
 _ROWS_PER_INSERT = 64
-_NUMBER_BITS = 32
-_NUMBER_MASK = (1 << _NUMBER_BITS) - 1
+NUMBER_BITS = 32
+NUMBER_MASK = (1 << NUMBER_BITS) - 1
 _RUN_COLUMNS = (
     "run_id, flow_id, flow_type, status, run_attempt, request_id, first_run_id, start_ms, close_ms"
 )
@@ -50,7 +50,7 @@ class BatchWriter:
         size = 0
         for write in batch:
             if isinstance(write, AddFacts):
-                number = (self._key(write.run_id) << _NUMBER_BITS) + write.first_number
+                number = (self._key(write.run_id) << NUMBER_BITS) + write.first_number
                 for payload in write.payloads:
                     facts += (number, payload)
                     number += 1
@@ -160,12 +160,12 @@ def _rows(
 def _facts(
     connection: sqlite3.Connection, key: int, first_number: int, limit: int
 ) -> list[tuple[int, bytes]]:
-    start = key << _NUMBER_BITS
+    start = key << NUMBER_BITS
     rows = connection.execute(
         "SELECT id, payload FROM facts WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
-        (start + first_number, start + _NUMBER_MASK, limit),
+        (start + first_number, start + NUMBER_MASK, limit),
     )
-    return [(number & _NUMBER_MASK, payload) for number, payload in rows]
+    return [(number & NUMBER_MASK, payload) for number, payload in rows]
 
 
 def open_runs(connection: sqlite3.Connection) -> Iterator[StoredRun]:
@@ -181,6 +181,11 @@ def latest_runs(connection: sqlite3.Connection) -> Iterator[RunRow]:
     newest = "WHERE id IN (SELECT max(id) FROM runs GROUP BY flow_id) ORDER BY id"
     for _, row in _rows(connection, newest):
         yield row
+
+
+def all_rows(connection: sqlite3.Connection) -> Iterator[tuple[int, RunRow]]:
+    """Every run with its key, oldest first."""
+    return _rows(connection, "ORDER BY id")
 
 
 def run(connection: sqlite3.Connection, run_id: str) -> RunRow | None:

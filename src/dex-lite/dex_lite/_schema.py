@@ -125,6 +125,23 @@ def _create(path: str, connect: Connect) -> None:
         raise DataFolderError(path, str(error)) from error
 
 
+def check_header(path: str) -> None:
+    """Raise DataFileCorruptError or DataFileVersionError if it is no data file of this format."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(_HEADER_SIZE)
+    except OSError as error:
+        raise DataFolderError(path, str(error.strerror)) from error
+    _check_header(path, header)
+
+
+def empty() -> sqlite3.Connection:
+    """An empty data file in memory, to compare another one with."""
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(_TABLES)
+    return connection
+
+
 def _check_header(path: str, header: bytes) -> None:
     if len(header) < _HEADER_SIZE or not header.startswith(_MAGIC):
         raise DataFileCorruptError(path, "it is not a dex-lite data file, or its start is damaged")

@@ -36,7 +36,7 @@ _RECENT_BYTES = 8 << 20
 _TRIM_LOT = 64
 # Sequence numbers start anew above all earlier ones with each start, because the last messages
 # before a crash may be lost although a reader saw them: their numbers must not come again.
-_BOOT_SHIFT = 40
+BOOT_SHIFT = 40
 
 
 class StreamKey(NamedTuple):
@@ -124,7 +124,7 @@ class StreamLog:
         """Loads the index. Blocks; for the start, after `Journal.open`."""
         self._journal = journal
         self._groups: dict[tuple[str, str], _Group] = {}
-        self._next_sequence = (journal.boots << _BOOT_SHIFT) + 1
+        self._next_sequence = (journal.boots << BOOT_SHIFT) + 1
         # Ordered: taking the first of a plain dict again and again walks over what was removed.
         self._recent: OrderedDict[int, _Recent] = OrderedDict()
         self._recent_bytes = 0

@@ -1,47 +1,26 @@
-"""The command line: `dex-lite dev` serves one data file until it is told to stop."""
+"""`dex-lite dev` serves one data file until it is told to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dex_lite._address import check_address
-from dex_lite._errors import DexLiteError
 
 DEFAULT_DATA_FILE = Path(".dex-lite/dev.db")
 
-app = typer.Typer(
-    name="dex-lite",
-    help="The embedded Dex engine.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
 
-
-@app.callback()
-def _root() -> None:
-    # With a callback typer keeps `dev` a command, although it is the only one.
-    pass
-
-
-@app.command()
 def dev(
     data: Annotated[Path, typer.Option(help="The data file; it is created.")] = DEFAULT_DATA_FILE,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8801,
     host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
 ) -> None:
     """Serve a data file for development, until SIGINT or SIGTERM."""
-    try:
-        asyncio.run(_serve(data, host, port))
-    except DexLiteError as error:
-        print(f"dex-lite: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+    asyncio.run(_serve(data, host, port))
 
 
 async def _serve(data: Path, host: str, port: int) -> None:
@@ -66,8 +45,3 @@ async def _serve(data: Path, host: str, port: int) -> None:
             raise failed.result()
         print("dex-lite is stopping", flush=True)
     print("dex-lite stopped", flush=True)
-
-
-def main() -> None:
-    """Entry point of the `dex-lite` script."""
-    app()

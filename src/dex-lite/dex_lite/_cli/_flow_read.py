@@ -1,0 +1,229 @@
+"""`dex-lite flow list|show|state|history`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from dex.dexpb import dex_pb2 as pb
+from rich.console import Group
+
+from dex_lite._cli import _history, _print, _run_view, _tree
+from dex_lite._cli._exits import USAGE, CommandFailed
+from dex_lite._cli._graph import mermaid
+from dex_lite._cli._server import (
+    DEFAULT_ADDRESS,
+    Address,
+    FlowId,
+    Json,
+    Run,
+    Server,
+    Token,
+    connect,
+)
+from dex_lite._cli._show_values import clock, iso, milliseconds, plain, short, span, status
+from dex_lite._cli._svg import svg
+
+_PAGE = 200
+
+
+class GraphFormat(StrEnum):
+    """How a run is written as a graph."""
+
+    mermaid = "mermaid"
+    svg = "svg"
+
+
+def list_flows(
+    query: Annotated[str, typer.Argument(help="Search query; without it, all Flows.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    is_json: Json = False,
+    address: Address = DEFAULT_ADDRESS,
+    token: Token = "",
+) -> None:
+    """List Flows, those that the server names first on top."""
+    rows: list[pb.SearchFlowsResponseEntry] = []
+    with connect(address, token) as server:
+        request = pb.SearchFlowsRequest(query=query, page_size=min(limit, _PAGE))
+        while len(rows) < limit:
+            page = server.call("SearchFlows", request)
+            rows += page.flow_runs
+            if not page.next_page_token:
+                break
+            request.next_page_token = page.next_page_token
+    del rows[limit:]
+    if is_json:
+        _print.as_json([_entry(row) for row in rows])
+        return
+    table = _print.table("Flow id", "Type", "Status", "Started", "Took", "Attributes")
+    for row in rows:
+        start, close = milliseconds(row.start_time), milliseconds(row.close_time)
+        table.add_row(
+            row.flow_id,
+            row.flow_type,
+            _print.styled(status(row.flow_status)),
+            clock(start),
+            span(close - start) if start is not None and close is not None else "",
+            " ".join(f"{pair.key}={short(pair.value, 40)}" for pair in row.indexed_attributes),
+        )
+    _print.console().print(table if rows else "no Flows")
+
+
+def _entry(row: pb.SearchFlowsResponseEntry) -> dict[str, Any]:
+    return {
+        "flow_id": row.flow_id,
+        "run_id": row.run_id,
+        "flow_type": row.flow_type,
+        "status": status(row.flow_status),
+        "start_time": iso(milliseconds(row.start_time)),
+        "close_time": iso(milliseconds(row.close_time)),
+        "attributes": {pair.key: plain(pair.value) for pair in row.indexed_attributes},
+    }
+
+
+def load_view(server: Server, flow_id: str, run_id: str) -> _run_view.RunView:
+    """The view of a run as it is now."""
+    summary = server.summary(flow_id, run_id)
+    run_id = summary.flow_execution_id.run_id
+    live = None
+    if summary.flow_status == pb.FLOW_STATUS_RUNNING:
+        live = server.call("GetFlowState", pb.GetFlowStateRequest(flow_id=flow_id, run_id=run_id))
+    # The events last: what ended since the state was read is in them, and they win.
+    events = server.events(flow_id, run_id)
+    return _run_view.build(summary, events, live)
+
+
+def show(
+    flow_id: FlowId,
+    run: Run = "",
+    graph: Annotated[
+        GraphFormat | None, typer.Option(help="Write the run as a graph instead.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the graph; without it, stdout.")
+    ] = None,
+    is_json: Json = False,
+    address: Address = DEFAULT_ADDRESS,
+    token: Token = "",
+) -> None:
+    """Draw the Steps of a run as a tree, with attempts, waits and durations."""
+    if out is not None and graph is None:
+        raise CommandFailed("--out is for graphs. Add --graph svg or --graph mermaid.", USAGE)
+    if graph is not None and is_json:
+        raise CommandFailed("--json and --graph exclude each other. Leave one out.", USAGE)
+    with connect(address, token) as server:
+        view = load_view(server, flow_id, run)
+    if graph is not None:
+        text = mermaid(view) if graph is GraphFormat.mermaid else svg(view)
+        _write(text, out)
+    elif is_json:
+        _print.as_json(_tree.as_data(view))
+    else:
+        _print.console().print(_tree.draw(view))
+
+
+def _write(text: str, out: Path | None) -> None:
+    if out is None:
+        print(text, end="")
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandFailed(
+            f"cannot write {out}: {error.strerror}. Choose another file with --out."
+        ) from None
+
+
+def state(
+    flow_id: FlowId,
+    run: Run = "",
+    is_json: Json = False,
+    address: Address = DEFAULT_ADDRESS,
+    token: Token = "",
+) -> None:
+    """Show Attributes, pending Channel messages, and active and queued Steps."""
+    with connect(address, token) as server:
+        summary = server.summary(flow_id, run)
+        run = summary.flow_execution_id.run_id
+        live = server.call("GetFlowState", pb.GetFlowStateRequest(flow_id=flow_id, run_id=run))
+    if is_json:
+        _print.as_json(_state_data(summary, live))
+        return
+    attributes = _print.table("Attribute", "Value")
+    for pair in live.attributes:
+        attributes.add_row(pair.key, short(pair.value))
+    channels = _print.table("Channel", "Message id", "Value")
+    for name, messages in sorted(live.pending_channel_messages.items()):
+        for message in messages.messages:
+            channels.add_row(name, message.message_id, short(message.value))
+    steps = _print.table("Step", "State", "Details")
+    view = _run_view.build(summary, [], live)
+    for step in view.steps():
+        steps.add_row(step.execution_id or step.step_type, _print.styled(step.state), _detail(step))
+    heading = f"{flow_id}  {summary.flow_type}  {status(summary.flow_status)}"
+    tables = [table for table in (attributes, channels, steps) if table.row_count]
+    _print.console().print(Group(heading, *[part for table in tables for part in ("", table)]))
+
+
+def _detail(step: _run_view.StepView) -> str:
+    return step.error or "; ".join(step.waits_for)
+
+
+def _state_data(
+    summary: pb.GetFlowSummaryResponse, live: pb.GetFlowStateResponse
+) -> dict[str, Any]:
+    return {
+        "flow_id": summary.flow_execution_id.flow_id,
+        "run_id": summary.flow_execution_id.run_id,
+        "flow_type": summary.flow_type,
+        "status": status(summary.flow_status),
+        "worker": live.sticky_app_worker_id or None,
+        "attributes": {pair.key: plain(pair.value) for pair in live.attributes},
+        "channels": {
+            name: [
+                {"message_id": message.message_id, "value": plain(message.value)}
+                for message in messages.messages
+            ]
+            for name, messages in sorted(live.pending_channel_messages.items())
+        },
+        "steps": [
+            {
+                "step_execution_id": step.execution_id or None,
+                "step_type": step.step_type,
+                "state": step.state,
+                "waits_for": step.waits_for,
+                "error": step.error or None,
+            }
+            for step in _run_view.build(summary, [], live).steps()
+        ],
+        "outputs": [
+            {
+                "step_execution_id": output.completed_step_execution_id,
+                "value": plain(output.completed_step_output),
+            }
+            for output in live.completed_steps
+        ],
+    }
+
+
+def history(
+    flow_id: FlowId,
+    run: Run = "",
+    first: Annotated[int, typer.Option(min=0, help="Begin at this event id.")] = 0,
+    is_json: Json = False,
+    address: Address = DEFAULT_ADDRESS,
+    token: Token = "",
+) -> None:
+    """List the history events of a run."""
+    with connect(address, token) as server:
+        run = server.summary(flow_id, run).flow_execution_id.run_id
+        events = server.events(flow_id, run, first)
+    if is_json:
+        _print.as_json([_history.as_data(event) for event in events])
+        return
+    table = _print.table("Event", "Time", "What", "Details")
+    for event in events:
+        table.add_row(*_history.cells(event))
+    _print.console().print(table)
