@@ -49,6 +49,7 @@ class ScriptedRunner:
         self.requests: list[RunModelRequest] = []
         self.executions: list[DeferredToolExecution] = []
         self.before_answer: Callable[[RunModelRequest], Awaitable[None]] | None = None
+        self.takes_steering = True
         self._step: dict[str, int] = {}
 
     async def run_model(self, request: RunModelRequest) -> RunModelOutcome:
@@ -62,10 +63,14 @@ class ScriptedRunner:
             raise answer
         items = list(request.run_state or [request.user_message])
         items += [_result(record) for record in request.records]
+        took = self.takes_steering and bool(request.steering)
+        items += request.steering if took else []
         if isinstance(answer, str):
             request.events.emit("text_delta", text=answer)
             items.append({"role": "assistant", "text": answer})
-            return TurnCompleted([_message(item) for item in items], answer, ONE_CALL)
+            return TurnCompleted(
+                [_message(item) for item in items], answer, ONE_CALL, took_steering=took
+            )
         calls = [
             RequestedToolCall(
                 call_id=call.call_id or f"c{position}-{index}",
@@ -77,7 +82,7 @@ class ScriptedRunner:
             for index, call in enumerate(answer)
         ]
         items.append({"role": "assistant", "text": "", "calls": [c.call_id for c in calls]})
-        return ToolCallsRequested(calls, items, {"shared": position}, ONE_CALL)
+        return ToolCallsRequested(calls, items, {"shared": position}, ONE_CALL, took_steering=took)
 
     async def execute_deferred_tool_call(self, call: DeferredToolExecution) -> ToolExecutionResult:
         tool = self.tools.get(call.tool_name)

@@ -17,6 +17,7 @@ from dex_agents import (
     AgentTurnError,
     DeferredToolExecution,
     ModelCallError,
+    RunModelRequest,
     SessionAlreadyExistsError,
     ToolCallStatus,
     ToolEffect,
@@ -220,6 +221,32 @@ async def test_queued_messages_get_one_turn_each_in_order(stages: Stages) -> Non
         assert [m.text for m in page.messages if m.role == "user"] == ["m1", "m2", "m3"]
         assert {m.turn_id for m in page.messages} == {"t1", "t2", "t3"}
         assert len(stage.runner.requests) == 4
+
+
+async def test_many_messages_behind_a_turn_keep_their_order(stages: Stages) -> None:
+    count = 180
+    may_end, is_running = asyncio.Event(), asyncio.Event()
+
+    async def hold(request: RunModelRequest) -> None:
+        is_running.set()
+        async with asyncio.timeout(TURN_S):
+            await may_end.wait()
+
+    options = AgentSessionOptions(max_queued_messages=count)
+    script = [str(number) for number in range(count + 1)]
+    async with stages.play(script, options=options) as stage:
+        stage.runner.before_answer = hold
+        await stage.sessions.start_session("s", "m0")
+        async with asyncio.timeout(TURN_S):
+            await is_running.wait()
+        for number in range(1, count + 1):
+            await stage.sessions.send_user_message("s", f"m{number}")
+        assert (await stage.sessions.get_agent_snapshot("s")).queued_messages == count
+        may_end.set()
+        snapshot = await stage.sessions.wait_for_turn("s", count + 1, timeout_s=TURN_S)
+        assert (snapshot.status, snapshot.queued_messages) == ("idle", 0)
+        asked = [request.user_message["text"] for request in stage.runner.requests]
+        assert asked == [f"m{number}" for number in range(count + 1)]
 
 
 async def test_pages_of_messages(stages: Stages) -> None:

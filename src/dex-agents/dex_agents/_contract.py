@@ -123,6 +123,8 @@ class ToolCallsRequested:
         run_state: What the next ``RunModel`` of the turn needs; stored, handed back as it is.
         tool_context: What every tool Step of this response needs, such as session state; stored
             once per response, handed back in :class:`DeferredToolExecution`.
+        took_steering: Whether the model has read ``RunModelRequest.steering``; the runner keeps
+            these messages in ``run_state``, and among the messages of the completed turn.
     """
 
     calls: Sequence[RequestedToolCall]
@@ -130,15 +132,21 @@ class ToolCallsRequested:
     tool_context: Json = None
     usage: TokenUsage = TokenUsage()
     metadata: ModelCallMetadata = ModelCallMetadata()
+    took_steering: bool = False
 
 
 @dataclass(frozen=True)
 class ContinueTurn:
-    """Outcome: this attempt's model call is used up; run the model again with this run state."""
+    """Outcome: this attempt's model call is used up; run the model again with this run state.
+
+    Attributes:
+        took_steering: See :class:`ToolCallsRequested`.
+    """
 
     run_state: Json
     usage: TokenUsage = TokenUsage()
     metadata: ModelCallMetadata = ModelCallMetadata()
+    took_steering: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,12 +156,14 @@ class TurnCompleted:
     Attributes:
         messages: Everything the turn adds to the history, its user message included, in order.
         final_text: The answer's text for display, possibly empty.
+        took_steering: See :class:`ToolCallsRequested`.
     """
 
     messages: Sequence[AgentMessage]
     final_text: str = ""
     usage: TokenUsage = TokenUsage()
     metadata: ModelCallMetadata = ModelCallMetadata()
+    took_steering: bool = False
 
 
 RunModelOutcome: TypeAlias = ToolCallsRequested | ContinueTurn | TurnCompleted
@@ -276,6 +286,10 @@ class RunModelRequest:
         model_calls_so_far: Model calls of earlier ``RunModel`` Steps of this turn.
         events: Live events.
         summary: What stands for the turns before ``history``, or ``None``.
+        steering: ``framework_item`` of each message that the user sent into the open turn, oldest
+            first, as :meth:`build_user_message` made it. The model reads them behind everything
+            else; the outcome says so with ``took_steering``. Messages that nobody took are offered
+            again, and open the next turn in the end.
     """
 
     session_id: str
@@ -289,6 +303,7 @@ class RunModelRequest:
     model_calls_so_far: int
     events: AgentEventWriter
     summary: HistorySummary | None = None
+    steering: Sequence[Json] = ()
 
 
 @dataclass(frozen=True)

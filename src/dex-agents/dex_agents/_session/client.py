@@ -19,6 +19,7 @@ import grpc
 from dex import (
     AsyncClient,
     AttributeMatch,
+    Context,
     DexServiceError,
     FlowAlreadyStartedError,
     FlowNotActiveOrNotFoundError,
@@ -28,12 +29,13 @@ from dex import (
     RequestTimeoutError,
     RPCInvokeOptions,
     RpcLockConflictError,
+    RPCResult,
     StartFlowOptions,
     WaitForAttributeOptions,
     WorkerInvocationError,
 )
 
-from dex_agents._contract import ImageMessageBuilder
+from dex_agents._contract import ImageMessageBuilder, Json
 from dex_agents._errors import (
     InterruptError,
     InvalidInputError,
@@ -48,6 +50,7 @@ from dex_agents._session import resources
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.flow import AgentSessionFlow
 from dex_agents._session.records import message_digest, message_from_json, turn_number
+from dex_agents._session.steering import MAX_STEERING_BYTES
 from dex_agents._session.views import (
     AgentEventBatch,
     AgentSnapshot,
@@ -71,6 +74,13 @@ _REFUSALS = {
     "already_answered": "was already answered; an answer cannot be changed",
     "expired": "has expired; the call counts as rejected",
     "arguments_differ": "asks for other arguments than the digest that was given",
+}
+_WAIT_REFUSALS = {
+    "queue_full": "their turn, no more are taken; send again when a turn has ended",
+    "steering_full": (
+        "the next model call of the open turn, no more are taken; send again when it was made, or "
+        "queue the message with send_user_message"
+    ),
 }
 _T = TypeVar("_T")
 
@@ -141,6 +151,46 @@ class AgentSessionClient:
         """
         _check_session_id(session_id)
         self._check_text(text)
+        shown = self._check_images(images)
+        rpc = self._flow.send_user_message_rpc
+        return await self._send(rpc, session_id, text, message_id, shown)
+
+    async def steer_user_message(
+        self, session_id: str, text: str, *, message_id: str | None = None
+    ) -> str:
+        """Send a message into the open turn; its next model call reads it. Returns its id.
+
+        A model call or tool that runs goes on. If no turn is open, or the turn ends before a model
+        call has read it, it opens a turn of its own like any queued message.
+
+        Args:
+            message_id: As in :meth:`send_user_message`.
+
+        Raises:
+            SessionNotFoundError, SessionClosedError: There is no open session of this id.
+            InvalidInputError: The text or an id is refused, or too many messages wait; nothing was
+                stored.
+            SessionUnavailableError: No Worker or no engine took it in time; send it again with the
+                same ``message_id``.
+        """
+        _check_session_id(session_id)
+        self._check_text(text)
+        size = len(text.encode("utf-8"))
+        if size > MAX_STEERING_BYTES:
+            raise InvalidInputError(
+                f"text has {size} bytes, a message into an open turn at most "
+                f"{MAX_STEERING_BYTES}; send a longer one with send_user_message"
+            )
+        return await self._send(self._flow.steer_user_message_rpc, session_id, text, message_id)
+
+    async def _send(
+        self,
+        rpc: Callable[[Context, bytes], RPCResult[bytes]],
+        session_id: str,
+        text: str,
+        message_id: str | None,
+        images: Sequence[Json] = (),
+    ) -> str:
         if message_id is None:
             message_id = uuid.uuid4().hex
         self._check_text(message_id, "message_id")
@@ -149,20 +199,18 @@ class AgentSessionClient:
                 f"message_id has {len(message_id)} characters, at most {MAX_SESSION_ID_LENGTH} "
                 "are taken"
             )
-        shown = self._check_images(images)
-        message = encode({"id": message_id, "text": text, "images": shown})
+        message = encode({"id": message_id, "text": text, "images": list(images)})
         accepted = resources.accepted.load(message_digest(message_id))
         options = RPCInvokeOptions(load_attribute_map_instances=(accepted,))
         async with self._errors(session_id):
             answer = decode(
-                await self._client.invoke_rpc(
-                    self._flow.send_user_message_rpc, session_id, message, options=options
-                )
+                await self._client.invoke_rpc(rpc, session_id, message, options=options)
             )
-        if answer.get("refused"):
+        refused = answer.get("refused")
+        if refused:
             raise InvalidInputError(
-                f"session {session_id!r} has {answer['waiting']} messages that wait for their "
-                "turn, no more are taken; send again when a turn has ended"
+                f"session {session_id!r} has {answer['waiting']} messages that wait for "
+                f"{_WAIT_REFUSALS[refused]}"
             )
         return message_id
 

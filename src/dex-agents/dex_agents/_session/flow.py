@@ -17,7 +17,7 @@ from dex import (
 )
 
 from dex_agents._contract import AgentFrameworkRunner, HistoryCompactor
-from dex_agents._session import resources, step_options
+from dex_agents._session import resources, steering, step_options
 from dex_agents._session.compaction import CompactionPolicy
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.options import AgentSessionOptions, check_duration
@@ -157,6 +157,7 @@ class AgentSessionFlow(Flow[bytes]):
             resources.interrupts,
             resources.unapproved,
             resources.accepted,
+            resources.steering,
             resources.last_turn,
             resources.user_messages,
             resources.answers,
@@ -178,6 +179,21 @@ class AgentSessionFlow(Flow[bytes]):
         # The Channel alone does not show a message that the next turn has taken but not begun with.
         resources.accepted.set(context, digest, encode(None))
         resources.user_messages.publish(context, message)
+        return RPCResult(encode({}))
+
+    @rpc(name="steer_user_message", load_attribute_maps=(resources.steering,))
+    def steer_user_message_rpc(self, context: Context, message: bytes) -> RPCResult[bytes]:
+        """Queue a message for the open turn; the caller loads its entry in ``accepted``."""
+        given = decode(message)
+        if resources.accepted.get(context, message_digest(given["id"])):
+            return RPCResult(encode({}))
+        waiting = resources.user_messages.size(context)
+        if waiting >= self.options.max_queued_messages:
+            return RPCResult(encode({"refused": "queue_full", "waiting": waiting}))
+        waiting = steering.count_waiting(context)
+        if waiting >= steering.MAX_WAITING:
+            return RPCResult(encode({"refused": "steering_full", "waiting": waiting}))
+        steering.add(context, given, now_ms())
         return RPCResult(encode({}))
 
     @rpc(

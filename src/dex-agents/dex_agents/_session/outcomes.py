@@ -45,6 +45,8 @@ def check_outcome(outcome: RunModelOutcome) -> None:
             _check_call(call)
     elif not isinstance(outcome, ContinueTurn):
         raise _bad(f"it is no outcome but {type(outcome).__name__}")
+    if not isinstance(outcome.took_steering, bool):
+        raise _bad(f"took_steering is no bool but {outcome.took_steering!r}")
 
 
 def _check_call(call: RequestedToolCall) -> None:

@@ -151,6 +151,7 @@ class TurnState:
     started_ms: int = 0
     open_calls: list[OpenCall] = field(default_factory=list)  # of the newest response
     has_context: bool = False  # whether these calls have a tool context
+    steered: list[Json] = field(default_factory=list)  # messages that the turn has taken in
 
     def to_json(self) -> Json:
         """For storage."""

@@ -38,6 +38,9 @@ unapproved = AttributeMap("unapproved", bytes)
 
 accepted = AttributeMap("accepted", bytes)
 """User messages that no turn was opened for yet, by digest of their id."""
+steering = AttributeMap("steering", bytes)
+"""Messages for the open turn by time, and marks of those it took whose place in the queue is left.
+"""
 last_turn = AttributeMap("last_turn", bytes)
 """How the newest finished turn ended, under one key."""
 

@@ -40,7 +40,11 @@ def pure_step() -> StepOptions:
 
 def wait_for_message() -> StepOptions:
     """Of the Step that opens turns: nobody opens one while a cancel looks at the open one."""
-    return replace(pure_step(), execute_lock_attributes=(resources.header.lock(),))
+    return replace(
+        pure_step(),
+        execute_lock_attributes=(resources.header.lock(),),
+        execute_load_attribute_maps=(resources.steering,),
+    )
 
 
 def await_user_message(flow: AgentSessionFlow) -> StepMovement[bytes]:
@@ -85,7 +89,11 @@ def run_model_options(options: AgentSessionOptions, before: Round) -> StepOption
             total_duration=timedelta(days=7),
         ),
         execute_durability=StepDurability.SYNC,
-        execute_load_attribute_maps=() if before.summarized_turns else (resources.messages,),
+        execute_load_attribute_maps=(
+            (resources.steering,)
+            if before.summarized_turns
+            else (resources.messages, resources.steering)
+        ),
         execute_load_attribute_map_instances=(
             state,
             resources.run_states.load(before.turn_id),

@@ -21,7 +21,7 @@ from dex_agents._contract import (
 )
 from dex_agents._errors import AgentTurnError
 from dex_agents._media.reference import references_from_json
-from dex_agents._session import resources, step_options
+from dex_agents._session import resources, steering, step_options
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.events import StepEvents
 from dex_agents._session.failures import (
@@ -87,6 +87,8 @@ class AwaitUserMessage(Step[bytes]):
         if message is None:
             message = decode(resources.user_messages.results(context)[0])
             resources.accepted.delete(context, message_digest(message["id"]))
+            if steering.was_taken(context, message):
+                return go_to_many(step_options.await_user_message(self._flow))
         header = read_header(context)
         if not header.remember_message(message["id"]):
             # The client sent it again because it did not hear that the first one had arrived.
@@ -118,17 +120,28 @@ class RunModel(Step[bytes]):
         state = read_turn_state(context, before.turn_id)
         records = _read_records(context, before)
         state.finished += [finished_call(record) for record in records]
+        steered = list(state.steered)
+        offered = self._offered(context, header, state)
         events = StepEvents(self._flow.event_stream, context, before.turn_id)
         try:
             if not before.batch and not state.has_run_state:
                 events.emit("turn_started", text=state.user_message.get("text", ""))
             try:
-                outcome = await self._run(context, before, state, records, events)
+                outcome = await self._run(context, before, state, records, events, offered)
                 state.usage += outcome.usage
                 state.model_calls += outcome.usage.model_calls
-                return self._go_on(context, events, header, state, before, outcome)
+                if not outcome.took_steering:
+                    offered = []
+                steering.note_taken(header, state, offered)
+                decision = self._go_on(context, events, header, state, before, outcome)
+                if offered:
+                    write_header(context, header)
+                    steering.store_taken(context, offered)
+                return decision
             except AgentTurnError as error:
-                # Nothing is written before the last thing that can raise this.
+                # Nothing is written before the last thing that can raise this. What the model was
+                # told in vain opens the next turn.
+                header, state.steered = read_header(context), steered
                 reason = turn_error_text(error)
                 events.emit("turn_failed", error=reason)
                 return fail_turn(context, self._flow, header, state, before, reason)
@@ -142,6 +155,7 @@ class RunModel(Step[bytes]):
         state: TurnState,
         records: Sequence[ToolCallRecord],
         events: StepEvents,
+        offered: Sequence[steering.Offered],
     ) -> RunModelOutcome:
         stored = resources.run_states.get(context, before.turn_id) if state.has_run_state else None
         request = RunModelRequest(
@@ -156,6 +170,7 @@ class RunModel(Step[bytes]):
             model_calls_so_far=state.model_calls,
             events=events,
             summary=read_summary(context, before),
+            steering=[item.message.framework_item for item in offered],
         )
         _failpoints.reach("model.before_call")
         span = self._flow.tracer.chat(
@@ -184,6 +199,22 @@ class RunModel(Step[bytes]):
             span.end("cancelled")
         _failpoints.reach("model.after_call")
         return outcome
+
+    def _offered(
+        self, context: AsyncContext, header: Header, state: TurnState
+    ) -> list[steering.Offered]:
+        offered: list[steering.Offered] = []
+        known = set(header.message_digests)
+        for key, message in steering.waiting(context):
+            if message_digest(message["id"]) in known:
+                continue  # sent twice at the same moment; its place in the queue is dropped
+            known.add(message_digest(message["id"]))
+            built = build_user_message(self._flow, message["text"])
+            more = [*offered, steering.Offered(key, message["id"], built)]
+            if not steering.has_room(state, more):
+                break
+            offered = more
+        return offered
 
     def _go_on(
         self,

@@ -94,7 +94,8 @@ def fail_turn(
     """End a turn without an answer: its message stays, and a note says what its calls did."""
     text = turn_failure_note(reason, state.finished, is_cancelled=is_cancelled)
     note = build_user_message(flow, text)
-    messages = [message_from_json(state.user_message), note]
+    messages = [message_from_json(item) for item in (state.user_message, *state.steered)]
+    messages.append(note)
     last = LastTurn(before.turn_id, "", reason, is_cancelled)
     return end_turn(context, flow, header, state, before, messages, last)
 
