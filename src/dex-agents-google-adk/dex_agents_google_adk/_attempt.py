@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
+from google.genai import types
 from pydantic import PrivateAttr
 
 from dex_agents._contract import Json, ModelCallMetadata, TokenUsage, ToolCallRecord
@@ -118,6 +119,7 @@ class Attempt:
         descendants: Names of the nodes below each node.
         is_resumed: Whether an invocation goes on.
         image_uris: URIs of the session's images.
+        steering: What the user has sent into the open turn.
         model_calls_so_far: Model calls of the turn before this attempt.
         maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
     """
@@ -132,12 +134,15 @@ class Attempt:
         descendants: Mapping[str, Collection[str]] | None = None,
         is_resumed: bool = False,
         image_uris: Collection[str] = (),
+        steering: Sequence[types.Content] = (),
         model_calls_so_far: int = 0,
         maximum_model_calls: int = 0,
     ) -> None:
         self.invocation_id = ""
         self.is_resumed = is_resumed
         self.image_uris = set(image_uris)
+        self.steering = list(steering)
+        self.took_steering = False
         self.node_inputs: dict[str, Json] = dict(node_inputs or {})
         self.descendants: Mapping[str, Collection[str]] = descendants or {}
         self.synthetic_events: set[str] = set()

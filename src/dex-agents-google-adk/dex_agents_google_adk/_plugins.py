@@ -115,6 +115,7 @@ class FirstPlugin(BasePlugin):
             # ADK hands a task on only when it starts the agent anew, so the agent ends here.
             self._attempt.agent_ends(key)
         elif self._attempt.has_permit(key[1]):
+            await self._steer(callback_context, llm_request)
             self._attempt.request_built(key, llm_request)
             return None
         self._attempt.yielded = True
@@ -126,6 +127,21 @@ class FirstPlugin(BasePlugin):
         return LlmResponse(
             content=types.Content(role="model", parts=[types.Part(function_call=call)])
         )
+
+    async def _steer(self, context: CallbackContext, request: LlmRequest) -> None:
+        """Let the model read what the user sent into the turn, behind everything else."""
+        invocation = invocation_of(context)
+        while self._attempt.steering:
+            content = self._attempt.steering.pop(0)
+            event = Event(
+                invocation_id=invocation.invocation_id,
+                author=USER,
+                content=content,
+                branch=invocation.branch,
+            )
+            await invocation.session_service.append_event(invocation.session, event)
+            request.contents.append(content.model_copy(deep=True))
+            self._attempt.took_steering = True
 
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse

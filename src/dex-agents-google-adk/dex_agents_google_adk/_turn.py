@@ -148,6 +148,11 @@ class _TurnAttempt:
             descendants=self._setup.tree.descendants,
             is_resumed=state is not None,
             image_uris=self._image_uris(),
+            steering=[
+                content
+                for item in request.steering
+                if (content := load_event(copy_json(item)).content) is not None
+            ],
             model_calls_so_far=request.model_calls_so_far,
             maximum_model_calls=self._setup.run_config.max_llm_calls,
         )
@@ -302,13 +307,23 @@ class _TurnAttempt:
                     tool_context=context,
                     usage=usage,
                     metadata=metadata,
+                    took_steering=attempt.took_steering,
                 )
-            return ContinueTurn(run_state=run_state.to_json(), usage=usage, metadata=metadata)
+            return ContinueTurn(
+                run_state=run_state.to_json(),
+                usage=usage,
+                metadata=metadata,
+                took_steering=attempt.took_steering,
+            )
         events = [event for event in events if not is_resumption_marker(event)]
         self._check_end(events)
         messages = [self._message(event) for event in events]
         return TurnCompleted(
-            messages=messages, final_text=_final_text(events), usage=usage, metadata=metadata
+            messages=messages,
+            final_text=_final_text(events),
+            usage=usage,
+            metadata=metadata,
+            took_steering=attempt.took_steering,
         )
 
     def _requested(self, response: OpenResponse) -> list[RequestedToolCall]:

@@ -101,7 +101,9 @@ def checked_policies(
     if not isinstance(policies, Mapping):
         raise TypeError(f"tool_policies must map tool names to ToolPolicy, got {policies!r}")
     for name, policy in policies.items():
-        if not isinstance(name, str) or not isinstance(policy, ToolPolicy):
+        if not isinstance(name, str):
+            raise TypeError(f"tool_policies must map tool names (str), got the key {name!r}")
+        if not isinstance(policy, ToolPolicy):
             raise TypeError(
                 f"tool_policies[{name!r}] must be a ToolPolicy, got {policy!r}; write for example "
                 "ToolPolicy(ToolEffect.READ)"

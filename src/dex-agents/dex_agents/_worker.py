@@ -97,18 +97,42 @@ def run_agent_workers(
         The program's exit code: 0 if all Steps could end, 1 if children had to be killed.
 
     Raises:
-        ValueError: An argument is wrong.
+        TypeError, ValueError: An argument is wrong, or there is no such module.
     """
+    if not isinstance(flows, str):
+        raise TypeError(
+            f"flows must be a text like 'module:function', got {flows!r}; each Worker process "
+            "imports it"
+        )
     module, _, function = flows.partition(":")
     if not module or not function:
         raise ValueError(f"flows must look like 'module:function', got {flows!r}")
+    host, _, port = server_address.rpartition(":")
+    if not host or not port.isdigit() or "/" in server_address:
+        raise ValueError(
+            f"server_address must be host:port without a scheme, such as 127.0.0.1:8801, got "
+            f"{server_address!r}"
+        )
     if processes < 1:
         raise ValueError(f"processes must be at least 1, got {processes}")
+    _check_module(module)
     logging.basicConfig(
         level=os.environ.get("DEX_AGENTS_LOG_LEVEL", "INFO"),
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     return _Supervisor(flows, server_address, processes, Path(cache_dir or ".dex-cache")).run()
+
+
+def _check_module(module: str) -> None:
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise ValueError(
+            f"there is no module {module!r} on the path of this program; flows names the module "
+            "and function that build the Flows"
+        )
 
 
 class _Place:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib
 import inspect
 import logging
@@ -20,6 +21,9 @@ from dex_agents._worker import agent_worker_options, run_with_uvloop
 READY_LINE = "dex-agents worker ready"
 _CACHE_BYTES = 64 * 1024 * 1024
 _READY_WITHIN_S = 30
+_CONNECT_WITHIN_S = 5.0
+_CONNECT_EVERY_S = 0.5
+_LOGGER = logging.getLogger("dex_agents")
 
 
 def build_flows(name: str, data_dir: Path | None) -> list[Flow[Any]]:
@@ -57,6 +61,8 @@ async def serve(
         stop_with_stdin: Stop also when stdin ends, which it does when the parent is gone.
     """
     stopping = _stop_event(stop_with_stdin)
+    if not await _wait_for_engine(server_address, stopping):
+        return
     cache = open_blob_cache(BlobCacheConfig(str(cache_dir), _CACHE_BYTES))
     registry = Registry(flows, allow_async_handlers=True)
     worker = AsyncWorker(registry, cache, agent_worker_options(server_address))
@@ -81,6 +87,34 @@ async def serve(
         await asyncio.gather(serving, registered, stopped, return_exceptions=True)
         await worker.close()
         cache.close()
+
+
+async def _wait_for_engine(server_address: str, stopping: asyncio.Event) -> bool:
+    """Wait until something listens there; ``False`` if the process shall stop before.
+
+    The SDK would report an engine that is not up as one of an incompatible version.
+    """
+    host, _, port = server_address.rpartition(":")
+    is_told = False
+    while not stopping.is_set():
+        try:
+            _, writer = await asyncio.wait_for(
+                asyncio.open_connection(host.strip("[]"), int(port)), _CONNECT_WITHIN_S
+            )
+        except (OSError, TimeoutError) as error:
+            if not is_told:
+                _LOGGER.warning(
+                    "no engine at %s (%s); start one, for example with dex-lite dev; waiting",
+                    server_address,
+                    error,
+                )
+                is_told = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), _CONNECT_EVERY_S)
+            continue
+        writer.close()
+        return True
+    return False
 
 
 def _stop_event(stop_with_stdin: bool) -> asyncio.Event:

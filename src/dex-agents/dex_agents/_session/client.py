@@ -64,12 +64,13 @@ MAX_IMAGES = 100
 _FORBIDDEN_IN_IDS = "/$:"
 _LOCK_TRIES = 40
 _PAGE_BYTES = 2_500_000
+_RECONNECT_S = 0.25
+_LOOK_S = 2.0
 _EVENT_POLL = timedelta(seconds=50)
 _CANCEL_S = 10.0
 _REFUSALS = {
     "not_pending": (
-        "is not pending: it was answered, it expired, its turn ended, or it never existed; "
-        "see get_agent_snapshot for those that are"
+        "is not pending: it was answered, it expired, its turn ended, or it never existed"
     ),
     "already_answered": "was already answered; an answer cannot be changed",
     "expired": "has expired; the call counts as rejected",
@@ -114,7 +115,7 @@ class AgentSessionClient:
         _check_session_id(session_id)
         self._check_text(text)
         shown = self._check_images(images)
-        content = [session_id, text, shown] if shown else [session_id, text]
+        content = [self._flow.get_flow_type(), session_id, text, *([shown] if shown else [])]
         digest = hashlib.sha256(encode(content)).hexdigest()[:40]
         start = encode({"message": {"id": f"start-{digest}", "text": text, "images": shown}})
         options = StartFlowOptions(request_id=f"start-{digest}", ignore_already_started=True)
@@ -342,8 +343,14 @@ class AgentSessionClient:
             )
         refused = decode(data).get("refused")
         if refused:
+            pending = ""
+            if refused == "not_pending":
+                ids = [
+                    i.interrupt_id for i in (await self._snapshot(session_id)).pending_interrupts
+                ]
+                pending = f"; pending are: {', '.join(ids) or 'none'}"
             raise InterruptError(
-                f"interrupt {interrupt_id!r} of session {session_id!r} {_REFUSALS[refused]}"
+                f"interrupt {interrupt_id!r} of session {session_id!r} {_REFUSALS[refused]}{pending}"
             )
 
     async def list_messages(
@@ -406,6 +413,7 @@ class AgentSessionClient:
         Raises:
             SessionNotFoundError: There is no session of this id.
             InvalidInputError: The session id or the token is refused.
+            SessionUnavailableError: The engine went away; read on from the newest token.
         """
         _check_session_id(session_id)
         await self._is_open(session_id)
@@ -420,8 +428,13 @@ class AgentSessionClient:
                     return
                 continue
             except DexServiceError as error:
+                if error.code is grpc.StatusCode.NOT_FOUND:
+                    raise _not_found(session_id) from None
                 if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
-                    raise
+                    raise SessionUnavailableError(
+                        f"the live events of session {session_id!r} broke off: {error.detail}; "
+                        "read on from the newest resume_token"
+                    ) from error
                 raise InvalidInputError(
                     f"resume_token {token!r} belongs to no events of session {session_id!r}; "
                     'use "" for all that are kept'
@@ -476,11 +489,27 @@ class AgentSessionClient:
                 return
             except LongPollTimeoutError:
                 continue
+            except SessionUnavailableError:
+                # An engine that restarts is back within the time given, or it is not.
+                if time.monotonic() + _RECONNECT_S > deadline:
+                    raise
+                await asyncio.sleep(_RECONNECT_S)
             except (RequestTimeoutError, TimeoutError):
                 raise TurnWaitTimeoutError(
-                    f"session {session_id!r} did not get to {attribute.name} {at_least} in time; "
-                    "it goes on, wait again"
+                    f"session {session_id!r} did not get to {attribute.name} {at_least} in time: "
+                    f"{await self._why_not(session_id)}; it goes on, wait again"
                 ) from None
+
+    async def _why_not(self, session_id: str) -> str:
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                snapshot = await self._snapshot(session_id)
+        except (SessionUnavailableError, TimeoutError):
+            return f"no Worker answers that serves Flow type {self._flow.get_flow_type()}"
+        waiting = [f"{i.tool_name} ({i.interrupt_id})" for i in snapshot.pending_interrupts]
+        if waiting:
+            return f"it waits for an answer about {', '.join(waiting)}"
+        return f"it is {snapshot.status}, {snapshot.turns_done} turns are done"
 
     async def _with_lock_retries(self, session_id: str, call: Callable[[], Awaitable[_T]]) -> _T:
         for number in range(_LOCK_TRIES):
@@ -522,12 +551,18 @@ class AgentSessionClient:
                 raise
             raise SessionUnavailableError(
                 f"the engine could not be reached for session {session_id!r}: {error.detail}; "
-                "call again"
+                "does it run at the client's server_address (host:port, no scheme)? If so, call "
+                "again"
             ) from error
 
     async def _is_open(self, session_id: str) -> bool:
         async with self._errors(session_id):
             info = await self._client.describe_flow(session_id)
+        if info.flow_type != self._flow.get_flow_type():
+            raise InvalidInputError(
+                f"session {session_id!r} is one of Flow type {info.flow_type!r}, this client is "
+                f"for {self._flow.get_flow_type()!r}; build the client with the session's Flow"
+            )
         return info.status is FlowStatus.RUNNING
 
     def _check_images(self, images: Sequence[ImageReference]) -> list[Any]:

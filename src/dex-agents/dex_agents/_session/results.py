@@ -83,6 +83,10 @@ def fit_output(output: Json, max_bytes: int) -> Json:
         return {"unencodable": True, "preview": _preview(output, max_bytes)}
     if size <= max_bytes:
         return output
+    _LOGGER.warning(
+        "a tool's result of %d bytes as stored was cut; see AgentSessionOptions.max_result_bytes",
+        size,
+    )
     text = output if isinstance(output, str) else encode_text(output)
     preview = clean_text(text, max_bytes // _PREVIEW_SHARE)
     # Escaped in storage, one character may take six bytes for each of its own.
