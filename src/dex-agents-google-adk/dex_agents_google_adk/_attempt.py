@@ -20,7 +20,13 @@ from dex_agents._contract import Json, ModelCallMetadata, TokenUsage, ToolCallRe
 from dex_agents._effects import ToolEffect
 from dex_agents._errors import AgentTurnError
 from dex_agents_google_adk._actions import actions_to_json
-from dex_agents_google_adk._run_state import CallKind, PausedCall, PausedEvent, StartedAgent
+from dex_agents_google_adk._run_state import (
+    CallKind,
+    PausedCall,
+    PausedEvent,
+    PausedInput,
+    StartedAgent,
+)
 
 AgentKey = tuple[str, str | None]
 """An agent and the branch it runs in."""
@@ -120,6 +126,8 @@ class Attempt:
         is_resumed: Whether an invocation goes on.
         image_uris: URIs of the session's images.
         steering: What the user has sent into the open turn.
+        long_running: Ids of long-running calls by event, which stored events do not name while the
+            turn is open.
         model_calls_so_far: Model calls of the turn before this attempt.
         maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
     """
@@ -135,6 +143,7 @@ class Attempt:
         is_resumed: bool = False,
         image_uris: Collection[str] = (),
         steering: Sequence[types.Content] = (),
+        long_running: Mapping[str, list[str]] | None = None,
         model_calls_so_far: int = 0,
         maximum_model_calls: int = 0,
     ) -> None:
@@ -143,6 +152,8 @@ class Attempt:
         self.image_uris = set(image_uris)
         self.steering = list(steering)
         self.took_steering = False
+        self.long_running: dict[str, list[str]] = dict(long_running or {})
+        self.inputs: list[PausedInput] = []
         self.node_inputs: dict[str, Json] = dict(node_inputs or {})
         self.descendants: Mapping[str, Collection[str]] = descendants or {}
         self.synthetic_events: set[str] = set()
@@ -333,6 +344,13 @@ class Attempt:
         )
         self._open[event.author, event.branch] = response
         self.responses.append(response)
+
+    def asks_input(self, event: Event) -> None:
+        """An agent or node waits for an answer of the user."""
+        for call in event.get_function_calls():
+            arguments = dict(call.args or {})
+            self.inputs.append(PausedInput(call.id or "", event.author, arguments))
+        self.agent_pauses((event.author, event.branch))
 
     def tools_of(self, key: AgentKey) -> dict[str, BaseTool]:
         """The tools that the agent's last request offered."""

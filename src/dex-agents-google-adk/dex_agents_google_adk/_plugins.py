@@ -29,6 +29,7 @@ from dex_agents._errors import AgentTurnError
 from dex_agents_google_adk._actions import apply_actions
 from dex_agents_google_adk._adk_compat import (
     CONFIRMATION_CALL,
+    INPUT_CALL,
     first_answer,
     invocation_of,
     is_generator_tool,
@@ -169,16 +170,33 @@ class FirstPlugin(BasePlugin):
         if event.actions.transfer_to_agent and _runs_as_node(event):
             # ADK leaves the agent in the middle of its run and does not come back to it.
             self._attempt.agent_ends(key)
-        if event.get_function_calls():
+        if asked := [c for c in event.get_function_calls() if c.name == INPUT_CALL]:
+            if len(asked) < len(event.get_function_calls()):
+                raise AgentTurnError(
+                    f"agent {event.author!r} asked for input and called other tools in one "
+                    f"response, which ADK cannot go on from; let its instruction say that "
+                    f"{INPUT_CALL} is called alone"
+                )
+            self._attempt.asks_input(event)
+        elif event.get_function_calls():
             _make_call_ids_unique(event)
             tools = self._attempt.tools_of(key)
             control = {name for name, tool in tools.items() if is_control_tool(tool)}
+            self._unmark_long_running(event, set(tools) - control)
             tasks = {name for name, tool in tools.items() if is_task_tool(tool)}
             self._attempt.response_opened(event, set(tools) - control, control, tasks)
             response = self._attempt.open_response(key)
             if response is not None and response.tasks and not response.mixed:
                 self._attempt.agent_ends(key)
         return None
+
+    def _unmark_long_running(self, event: Event, deferrable: set[str]) -> None:
+        # ADK would take the mark for a pause of its own, and not replay the event's calls.
+        marked = event.long_running_tool_ids or set()
+        ours = {c.id for c in event.get_function_calls() if c.name in deferrable} & marked
+        if ours:
+            self._attempt.long_running[event.id] = sorted(str(item) for item in ours)
+            event.long_running_tool_ids = marked - ours
 
     def _complete_output(self, event: Event) -> None:
         # ADK adds up an agent's texts for its output_key in a local variable, which a pause loses.
@@ -300,7 +318,7 @@ class LastPlugin(BasePlugin):
     async def before_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
     ) -> Any:
-        if is_unknown_tool(tool) or is_control_tool(tool):
+        if is_unknown_tool(tool) or is_control_tool(tool) or tool.name == INPUT_CALL:
             return None
         agent = invocation_of(tool_context).agent
         response = self._attempt.open_response(_agent_key(tool_context))
@@ -374,13 +392,6 @@ def _put_off(response: OpenResponse, context: ToolContext, call: DeferredCall) -
 
 
 def _refuse_unsupported(tool: BaseTool, agent_name: str) -> None:
-    if tool.is_long_running:
-        raise AgentTurnError(
-            f"tool {tool.name!r} of agent {agent_name!r} is long-running, which a durable session "
-            f"does "
-            "not support yet; return the result from an ordinary tool, which may take as long as "
-            "it needs"
-        )
     if is_generator_tool(tool):
         raise AgentTurnError(
             f"tool {tool.name!r} of agent {agent_name!r} is a generator, which a durable session "

@@ -140,6 +140,29 @@ class PausedEvent:
 
 
 @dataclass(frozen=True)
+class PausedInput:
+    """A question to the user, which ADK itself waits for.
+
+    Attributes:
+        call_id: Id of ADK's call, which the answer names.
+        author: The agent or node that asks.
+        arguments: ADK's arguments: message, payload and schema of the answer.
+    """
+
+    call_id: str
+    author: str
+    arguments: dict[str, Json]
+
+    def to_json(self) -> Json:
+        return [self.call_id, self.author, self.arguments]
+
+    @staticmethod
+    def from_json(item: Any) -> PausedInput:
+        call_id, author, arguments = item
+        return PausedInput(call_id, author, arguments)
+
+
+@dataclass(frozen=True)
 class StartedAgent:
     """An agent in the middle of its run.
 
@@ -175,6 +198,8 @@ class RunState:
             invocation.
         node_inputs: Inputs of ``single_turn`` nodes, which ADK does not store, by node path.
         image_uris: URIs of images of tools in the open turn.
+        inputs: Questions that wait for the user, behind the calls of the outcome.
+        long_running: Ids of long-running calls by event; put back when the turn is over.
     """
 
     invocation_id: str
@@ -184,6 +209,8 @@ class RunState:
     temp_state: dict[str, Json] = field(default_factory=dict)
     node_inputs: dict[str, Json] = field(default_factory=dict)
     image_uris: tuple[str, ...] = ()
+    inputs: tuple[PausedInput, ...] = ()
+    long_running: dict[str, list[str]] = field(default_factory=dict)
 
     def to_json(self) -> Json:
         """The stored form."""
@@ -196,6 +223,8 @@ class RunState:
             "temp_state": self.temp_state,
             "node_inputs": self.node_inputs,
             "image_uris": list(self.image_uris),
+            "inputs": [item.to_json() for item in self.inputs],
+            "long_running": self.long_running,
         }
 
     @staticmethod
@@ -219,6 +248,8 @@ class RunState:
                 temp_state=item["temp_state"],
                 node_inputs=item.get("node_inputs") or {},
                 image_uris=tuple(item.get("image_uris") or ()),
+                inputs=tuple(PausedInput.from_json(i) for i in item.get("inputs") or ()),
+                long_running=item.get("long_running") or {},
             )
         except (KeyError, TypeError, ValueError) as error:
             raise AgentTurnError(f"the run state of the turn is damaged: {error!r}") from error

@@ -13,7 +13,13 @@ from google.adk.tools.tool_confirmation import ToolConfirmation
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from dex_agents._contract import DeferredToolExecution, Json, ToolExecutionResult
+from dex_agents._contract import (
+    DeferredToolExecution,
+    InterruptKind,
+    InterruptRequest,
+    Json,
+    ToolExecutionResult,
+)
 from dex_agents._errors import ToolExecutionError, ToolNotStartedError
 from dex_agents._media.reference import ImageReference
 from dex_agents_google_adk._actions import actions_to_json
@@ -64,17 +70,21 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
             "service."
         )
     if actions.requested_tool_confirmations:
-        raise ToolExecutionError(
-            f"Tool {call.tool_name!r} asked for a confirmation while it ran, which a durable "
-            f"session does not "
-            "support. Use requires_approval=True in its ToolPolicy or "
-            "FunctionTool(require_confirmation=...)."
-        )
+        return ToolExecutionResult(interrupt=_confirmation(actions.requested_tool_confirmations))
     if isinstance(result, types.FunctionResponse):
         result = result.response
     framework_data: dict[str, Json] = {"ended_at": time.time()}
     if changes := actions_to_json(actions):
         framework_data["actions"] = changes
+    if tool.is_long_running:
+        # What the tool returns at once is for whoever answers; the answer is the call's result.
+        return ToolExecutionResult(
+            interrupt=InterruptRequest(
+                InterruptKind.LONG_RUNNING,
+                payload=to_json(result),
+                framework_data=framework_data,
+            )
+        )
     remaining, blobs = split_images(result)
     images: list[ImageReference] = []
     if blobs and setup.images.store is not None:
@@ -116,11 +126,24 @@ def _context(setup: RunnerSetup, call: DeferredToolExecution) -> ToolContext:
     # A person has approved the call, so a tool that asks for confirmation itself need not ask
     # again.
     approved = ToolConfirmation(confirmed=True) if data.get("approved") else None
+    if isinstance(call.answer, dict):
+        approved = ToolConfirmation(
+            confirmed=bool(call.answer.get("approved")), payload=call.answer.get("payload")
+        )
     context = ToolContext(
         invocation_context=invocation, function_call_id=call.call_id, tool_confirmation=approved
     )
     context.custom_metadata[IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY] = call.idempotency_key
     return context
+
+
+def _confirmation(asked: dict[str, ToolConfirmation]) -> InterruptRequest:
+    confirmation = next(iter(asked.values()))
+    return InterruptRequest(
+        InterruptKind.APPROVAL,
+        hint=confirmation.hint or "",
+        payload=to_json(confirmation.payload),
+    )
 
 
 async def _find(

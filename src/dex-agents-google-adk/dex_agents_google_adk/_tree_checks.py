@@ -20,7 +20,7 @@ from google.adk.workflow._base_node import BaseNode, _walk_static_nodes
 from google.adk.workflow._tool_node import _ToolNode
 
 from dex_agents._effects import ToolEffect, ToolPolicy
-from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS, is_generator_tool
+from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS, INPUT_CALL, is_generator_tool
 from dex_agents_google_adk._plugins import YIELD_TOOL_NAME
 from dex_agents_google_adk._tree import AgentTree
 
@@ -180,14 +180,10 @@ def _check_tool(agent: LlmAgent, tool: Any) -> None:
             f"not support yet; wrap what it does in a function."
         )
     known = _as_tool(tool)
+    if known.name == INPUT_CALL and known.is_long_running:
+        return
     if known.name in _RESERVED_TOOL_NAMES:
         raise ValueError(f"{where} has a tool with the reserved name {known.name!r}; rename it.")
-    if known.is_long_running:
-        raise ValueError(
-            f"{where} has the long-running tool {known.name!r}, which a durable session does not "
-            f"support yet. An ordinary tool may take as long as it needs, and survives a crash of "
-            f"the Worker."
-        )
     if is_generator_tool(known):
         raise ValueError(
             f"{where} has the generator tool {known.name!r}, which a durable session does not "

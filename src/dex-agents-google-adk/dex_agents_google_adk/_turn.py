@@ -21,6 +21,8 @@ from google.genai import types
 from dex_agents._contract import (
     AgentMessage,
     ContinueTurn,
+    InterruptKind,
+    InterruptRequest,
     Json,
     RequestedToolCall,
     RunModelOutcome,
@@ -29,9 +31,10 @@ from dex_agents._contract import (
     ToolCallsRequested,
     TurnCompleted,
 )
+from dex_agents._effects import ToolEffect
 from dex_agents._errors import AgentError, AgentTurnError, ModelCallError
 from dex_agents_google_adk._actions import actions_to_json
-from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS
+from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS, INPUT_CALL
 from dex_agents_google_adk._adk_workarounds import active_agent
 from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_misleading_path
 from dex_agents_google_adk._attempt import (
@@ -57,11 +60,12 @@ from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._live import LiveText
 from dex_agents_google_adk._model_errors import classify, classify_answer
 from dex_agents_google_adk._plugins import FirstPlugin, LastPlugin
-from dex_agents_google_adk._records import ended_at
+from dex_agents_google_adk._records import ended_at, response_of
 from dex_agents_google_adk._run_state import (
     CallKind,
     PausedCall,
     PausedEvent,
+    PausedInput,
     RunState,
     StartedAgent,
 )
@@ -139,10 +143,15 @@ class _TurnAttempt:
     def _make_attempt(self) -> Attempt:
         request, state = self._request, self._state
         paused = state.paused if state else ()
-        _check_records(paused, request.records)
+        questions = len(state.inputs) if state else 0
+        steps = len(request.records) - questions
+        records = tuple(request.records[:steps])
+        self._answers = tuple(request.records[steps:])
+        _check_records(paused, records)
         return Attempt(
             paused=paused,
-            records=tuple(request.records),
+            records=records,
+            long_running=state.long_running if state else {},
             started=state.started if state else (),
             node_inputs=state.node_inputs if state else {},
             descendants=self._setup.tree.descendants,
@@ -240,12 +249,25 @@ class _TurnAttempt:
         start: dict[str, Any] = {"new_message": self._user_content()}
         if self._state is not None:
             start = {"invocation_id": self._state.invocation_id}
+            if self._state.inputs:
+                start["new_message"] = self._input_answers(self._state)
         return runner.run_async(
             user_id=setup.user_id,
             session_id=request.session_id,
             run_config=setup.run_config,
             **start,
         )
+
+    def _input_answers(self, state: RunState) -> types.Content:
+        parts = [
+            types.Part(
+                function_response=types.FunctionResponse(
+                    id=question.call_id, name=INPUT_CALL, response=_answer_of(record)
+                )
+            )
+            for question, record in zip(state.inputs, self._answers, strict=True)
+        ]
+        return types.Content(role=USER, parts=parts)
 
     def _appended(self, event: Event) -> None:
         self._ids.event_appended()
@@ -282,7 +304,7 @@ class _TurnAttempt:
                 "the turn cannot go on"
             )
         usage, metadata = attempt.usage(), attempt.metadata()
-        pauses = bool(attempt.paused_responses()) or attempt.yielded
+        pauses = bool(attempt.paused_responses() or attempt.inputs) or attempt.yielded
         waiting = attempt.open_responses() if pauses else []
         paused = tuple(self._paused(response) for response in waiting)
         if pauses:
@@ -297,6 +319,7 @@ class _TurnAttempt:
         if pauses:
             run_state = self._run_state(events, paused)
             calls = [call for response in waiting for call in self._requested(response)]
+            calls += map(_question, attempt.inputs)
             if calls:
                 context = make_tool_context(
                     attempt.invocation_id, self._session.state, self._turn_content(events)
@@ -360,6 +383,8 @@ class _TurnAttempt:
             },
             node_inputs=self._attempt.node_inputs,
             image_uris=tuple(sorted(self._attempt.image_uris)),
+            inputs=tuple(self._attempt.inputs),
+            long_running=self._attempt.long_running,
         )
 
     def _paused(self, response: OpenResponse) -> PausedEvent:
@@ -424,11 +449,13 @@ class _TurnAttempt:
 
     def _check_end(self, events: list[Event]) -> None:
         attempt = self._attempt
+        answered = {item.id for event in events for item in event.get_function_responses()}
         if paused := [
             call.name
             for event in events
             for call in event.get_function_calls()
-            if event.long_running_tool_ids or call.name in FRAMEWORK_CALLS
+            if (event.long_running_tool_ids or call.name in FRAMEWORK_CALLS)
+            and call.id not in answered
         ]:
             raise AgentTurnError(
                 f"ADK paused for {', '.join(map(str, paused))}, which a durable session does not "
@@ -450,7 +477,10 @@ class _TurnAttempt:
                 event = event.model_copy(update={"content": original})
                 return to_message(event, item, images_of_event(event, self._attempt.image_uris))
         images = images_of_event(event, self._attempt.image_uris)
-        return to_message(event, self._items[event.id], images)
+        item = self._items[event.id]
+        if marked := self._attempt.long_running.get(event.id):
+            item = {**item, "long_running_tool_ids": marked}
+        return to_message(event, item, images)
 
     def _turn_content(self, events: list[Event]) -> types.Content | None:
         return events[0].content if events and events[0].author == USER else None
@@ -481,6 +511,31 @@ def _base_time(request: RunModelRequest) -> float:
         times += [timestamp_of(item) for item in request.run_state.get("events") or ()]
     times += [ended_at(record) for record in request.records]
     return max(times)
+
+
+def _question(question: PausedInput) -> RequestedToolCall:
+    arguments = question.arguments
+    schema = arguments.get("response_schema")
+    return RequestedToolCall(
+        call_id=question.call_id,
+        tool_name=INPUT_CALL,
+        arguments=arguments,
+        effect=ToolEffect.READ,
+        requires_approval=False,
+        agent_name=question.author,
+        hint=str(arguments.get("message") or ""),
+        interrupt=InterruptRequest(
+            InterruptKind.INPUT,
+            hint=str(arguments.get("message") or ""),
+            payload=arguments.get("payload"),
+            response_schema=schema if isinstance(schema, dict) else None,
+        ),
+    )
+
+
+def _answer_of(record: ToolCallRecord) -> dict[str, Any]:
+    answer = response_of(record)
+    return answer if isinstance(answer, dict) else {"result": answer}
 
 
 def _check_records(paused: tuple[PausedEvent, ...], records: Any) -> None:

@@ -87,6 +87,35 @@ class ModelCallMetadata:
     response_id: str | None = None
 
 
+class InterruptKind(StrEnum):
+    """What a session waits for."""
+
+    APPROVAL = "approval"
+    """May this call run?"""
+    INPUT = "input"
+    """An answer to a question."""
+    LONG_RUNNING = "long_running"
+    """The result of work that was started outside."""
+
+
+@dataclass(frozen=True)
+class InterruptRequest:
+    """Something that a call waits for.
+
+    Attributes:
+        hint: Text for the person who answers, or empty.
+        payload: What they are shown besides, such as the early value of a long-running tool.
+        response_schema: JSON Schema that the answer must fit, or ``None``.
+        framework_data: The runner's own data; goes into the record with the answer.
+    """
+
+    kind: InterruptKind
+    hint: str = ""
+    payload: Json = None
+    response_schema: Json = None
+    framework_data: Json = None
+
+
 @dataclass(frozen=True)
 class RequestedToolCall:
     """One call of a model response that gets a Step of its own.
@@ -101,6 +130,7 @@ class RequestedToolCall:
         hint: Text for the person who approves, or empty.
         framework_data: The runner's own data, handed back in :class:`DeferredToolExecution`.
         timeout_s: Seconds one attempt may take; ``None`` takes the session's setting.
+        interrupt: Set if the call runs no tool but waits for an answer, which becomes its output.
     """
 
     call_id: str
@@ -112,6 +142,7 @@ class RequestedToolCall:
     hint: str = ""
     framework_data: Json = None
     timeout_s: int | None = None
+    interrupt: InterruptRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -315,6 +346,8 @@ class DeferredToolExecution:
             of the same turn that reuses the call id has ``#2``, ``#3`` … behind it.
         tool_context: From :class:`ToolCallsRequested`.
         framework_data: From :class:`RequestedToolCall`.
+        answer: Set if the call runs again because an approval that it asked for was answered:
+            ``{"approved": bool, "message": str or None, "payload": Json}``.
     """
 
     session_id: str
@@ -329,6 +362,7 @@ class DeferredToolExecution:
     idempotency_key: str
     tool_context: Json = None
     framework_data: Json = None
+    answer: Json = None
 
 
 @dataclass(frozen=True)
@@ -339,11 +373,14 @@ class ToolExecutionResult:
         output: The result as a JSON value.
         framework_data: The runner's own data, such as state changes; stored with the record.
         images: Images that the model shall see behind the output, uploaded already.
+        interrupt: Set if the call has no result yet. An approval runs the tool again with the
+            answer; the answer to anything else becomes the call's output.
     """
 
     output: Json = None
     framework_data: Json = field(default=None)
     images: Sequence[ImageReference] = ()
+    interrupt: InterruptRequest | None = None
 
 
 @runtime_checkable

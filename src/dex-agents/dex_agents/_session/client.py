@@ -47,7 +47,7 @@ from dex_agents._errors import (
 )
 from dex_agents._media.reference import ImageReference, reference_to_json
 from dex_agents._session import resources
-from dex_agents._session.encoding import decode, encode
+from dex_agents._session.encoding import EncodingError, decode, encode
 from dex_agents._session.flow import AgentSessionFlow
 from dex_agents._session.records import message_digest, message_from_json, turn_number
 from dex_agents._session.steering import MAX_STEERING_BYTES
@@ -296,12 +296,14 @@ class AgentSessionClient:
         *,
         approved: bool,
         message: str | None = None,
+        payload: Json = None,
         arguments_digest: str | None = None,
     ) -> None:
-        """Answer a pending interrupt; the answer acts once.
+        """Answer a pending approval; the answer acts once.
 
         Args:
             approved: Whether the call may run.
+            payload: What a tool that asked for the approval itself gets with it, as JSON.
             message: What the model reads of a rejection.
             arguments_digest: ``PendingInterrupt.arguments_digest`` of what was shown; the answer is
                 refused if the call's arguments are others.
@@ -312,24 +314,59 @@ class AgentSessionClient:
             InvalidInputError: An argument is refused; nothing was stored.
         """
         _check_session_id(session_id)
-        if not isinstance(interrupt_id, str) or not interrupt_id.strip():
-            raise InvalidInputError(
-                "interrupt_id must not be blank; see snapshot.pending_interrupts"
-            )
+        _check_interrupt_id(interrupt_id)
         if not isinstance(approved, bool):
             raise InvalidInputError(f"approved must be True or False, got {approved!r}")
         if message is not None:
             self._check_text(message, "message")
-        if not interrupt_id.isprintable() or "/" in interrupt_id or len(interrupt_id) > 200:
-            raise InterruptError(f"interrupt {interrupt_id!r} {_REFUSALS['not_pending']}")
-        given = encode(
+        given = self._encoded(
+            "payload",
             {
                 "interrupt_id": interrupt_id,
                 "approved": approved,
                 "message": message,
+                "payload": payload,
                 "arguments_digest": arguments_digest,
-            }
+            },
         )
+        await self._answer(session_id, interrupt_id, given)
+
+    async def answer_question(self, session_id: str, interrupt_id: str, answer: Json) -> None:
+        """Answer a pending interrupt that asks for more than an approval; the answer acts once.
+
+        Args:
+            answer: A JSON object, or a number, text, list or truth value, which the agent gets as
+                ``{"result": answer}``. ``None`` is no answer.
+
+        Raises:
+            InterruptError: It is not pending, was already answered, has expired, asks for an
+                approval, or the answer does not fit its ``response_schema``; nothing changed.
+            InvalidInputError: An argument is refused; nothing was stored.
+        """
+        _check_session_id(session_id)
+        _check_interrupt_id(interrupt_id)
+        if answer is None:
+            raise InvalidInputError("answer must not be None, which is no answer")
+        is_wrapped = not isinstance(answer, dict)
+        value = {"result": answer} if is_wrapped else answer
+        given = self._encoded(
+            "answer", {"interrupt_id": interrupt_id, "value": value, "is_wrapped": is_wrapped}
+        )
+        await self._answer(session_id, interrupt_id, given)
+
+    def _encoded(self, name: str, value: Json) -> bytes:
+        try:
+            data = encode(value)
+        except EncodingError as error:
+            raise InvalidInputError(f"{name} must be a JSON value: {error}") from None
+        limit = self._flow.options.max_message_bytes
+        if len(data) > limit:
+            raise InvalidInputError(
+                f"{name} has {len(data)} bytes as stored, at most {limit} are taken"
+            )
+        return data
+
+    async def _answer(self, session_id: str, interrupt_id: str, given: bytes) -> None:
         options = RPCInvokeOptions(
             lock_attribute_map_instances=(resources.interrupts.lock(interrupt_id),),
             load_attribute_map_instances=(resources.interrupts.load(interrupt_id),),
@@ -341,7 +378,12 @@ class AgentSessionClient:
                     self._flow.resolve_interrupt_rpc, session_id, given, options=options
                 ),
             )
-        refused = decode(data).get("refused")
+        result = decode(data)
+        refused = result.get("refused")
+        if refused == "misfit":
+            raise InterruptError(
+                f"interrupt {interrupt_id!r} of session {session_id!r} {result['why']}"
+            )
         if refused:
             pending = ""
             if refused == "not_pending":
@@ -606,6 +648,13 @@ class AgentSessionClient:
 
 def _not_found(session_id: str) -> SessionNotFoundError:
     return SessionNotFoundError(f"there is no session {session_id!r}; start it with start_session")
+
+
+def _check_interrupt_id(interrupt_id: object) -> None:
+    if not isinstance(interrupt_id, str) or not interrupt_id.strip():
+        raise InvalidInputError("interrupt_id must not be blank; see snapshot.pending_interrupts")
+    if not interrupt_id.isprintable() or "/" in interrupt_id or len(interrupt_id) > 200:
+        raise InterruptError(f"interrupt {interrupt_id!r} {_REFUSALS['not_pending']}")
 
 
 def _check_session_id(session_id: object) -> None:

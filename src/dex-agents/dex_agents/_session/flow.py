@@ -6,6 +6,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
+import jsonschema
 from dex import (
     Context,
     Flow,
@@ -16,7 +17,7 @@ from dex import (
     rpc,
 )
 
-from dex_agents._contract import AgentFrameworkRunner, HistoryCompactor
+from dex_agents._contract import AgentFrameworkRunner, HistoryCompactor, InterruptKind
 from dex_agents._session import resources, steering, step_options
 from dex_agents._session.compaction import CompactionPolicy
 from dex_agents._session.encoding import decode, encode
@@ -39,6 +40,7 @@ from dex_agents._session.steps_tools import (
     now_ms,
 )
 from dex_agents._session.steps_turn import AwaitUserMessage, FailTurn, ResumeTurn, RunModel
+from dex_agents._session.steps_waits import AwaitAnswer
 from dex_agents._tracing import SessionTracer
 
 DEFAULT_STREAM_BYTES = 10 * 1024 * 1024
@@ -47,6 +49,7 @@ TURN_STEPS = (
     CompactHistory,
     RunModel,
     AwaitToolApproval,
+    AwaitAnswer,
     CallTool,
     CallSingleAttemptTool,
     RecordToolOutcome,
@@ -133,6 +136,7 @@ class AgentSessionFlow(Flow[bytes]):
             CompactHistory(self),
             RunModel(self),
             AwaitToolApproval(self),
+            AwaitAnswer(self),
             CallTool(self),
             CallSingleAttemptTool(self),
             ResumeTurn(self),
@@ -207,7 +211,8 @@ class AgentSessionFlow(Flow[bytes]):
         pending = []
         for key in sorted(resources.interrupts.get_all_instance_keys(context), key=_natural):
             interrupt = StoredInterrupt.from_json(decode(resources.interrupts.get(context, key)))
-            if interrupt.is_pending and not _is_ending(context, interrupt):
+            is_open = interrupt.turn_id == header.turn_id
+            if is_open and interrupt.is_pending and not _is_ending(context, interrupt):
                 pending.append(_shown(interrupt))
         last = resources.last_turn.get(context, resources.LAST_TURN_KEY)
         return RPCResult(
@@ -235,16 +240,22 @@ class AgentSessionFlow(Flow[bytes]):
         if not stored:
             return RPCResult(encode({"refused": "not_pending"}))
         interrupt = StoredInterrupt.from_json(decode(stored))
-        if _is_ending(context, interrupt):
+        if _is_ending(context, interrupt) or not _is_open(context, interrupt):
             return RPCResult(encode({"refused": "not_pending"}))
         if interrupt.answer is not None:
             return RPCResult(encode({"refused": "already_answered"}))
         if interrupt.deadline_ms is not None and now_ms() >= interrupt.deadline_ms:
             return RPCResult(encode({"refused": "expired"}))
+        if refusal := _misfit(interrupt, given):
+            return RPCResult(encode({"refused": "misfit", "why": refusal}))
         digest = given.get("arguments_digest")
         if digest and digest != arguments_digest(interrupt.tool_name, interrupt.arguments):
             return RPCResult(encode({"refused": "arguments_differ"}))
-        interrupt.answer = {"approved": given["approved"], "message": given.get("message")}
+        if "value" in given:
+            interrupt.answer = {"value": given["value"]}
+        else:
+            names = ("approved", "message", "payload")
+            interrupt.answer = {name: given.get(name) for name in names}
         resources.interrupts.set(context, interrupt_id, encode(interrupt.to_json()))
         resources.answers.publish(context, interrupt_id, encode({}))
         return RPCResult(encode({}))
@@ -286,6 +297,33 @@ class AgentSessionFlow(Flow[bytes]):
                 break
             pages.append({"key": key, "messages": messages})
         return RPCResult(encode(pages))
+
+
+def _is_open(context: Context, interrupt: StoredInterrupt) -> bool:
+    """Whether the turn that asked is the open one."""
+    stored = resources.header.get(context)
+    return bool(stored) and Header.from_json(decode(stored)).turn_id == interrupt.turn_id
+
+
+def _misfit(interrupt: StoredInterrupt, given: dict[str, Any]) -> str:
+    """Why an answer is not one to this interrupt, or empty."""
+    is_approval = interrupt.kind == InterruptKind.APPROVAL
+    if is_approval and "value" in given:
+        return "asks for an approval; use resolve_interrupt(approved=...)"
+    if not is_approval and "value" not in given:
+        return f"asks for an answer of kind {interrupt.kind}; use answer_question"
+    if is_approval or interrupt.response_schema is None:
+        return ""
+    value = given["value"]
+    if isinstance(value, dict) and set(value) == {"result"} and given.get("is_wrapped"):
+        value = value["result"]
+    try:
+        jsonschema.validate(value, interrupt.response_schema)
+    except jsonschema.ValidationError as error:
+        return f"asks for an answer of another form: {error.message}"
+    except jsonschema.SchemaError:
+        return ""  # what the schema means is not known, so any answer is one
+    return ""
 
 
 def _natural(key: str) -> tuple[Any, ...]:

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 from dex_agents._contract import (
     AgentMessage,
     HistorySummary,
+    InterruptKind,
+    InterruptRequest,
     Json,
     MessageRole,
     RequestedToolCall,
@@ -189,6 +191,16 @@ class TurnState:
         return state
 
 
+def _interrupt_to_json(interrupt: InterruptRequest | None) -> Json:
+    return None if interrupt is None else {**_shallow(interrupt), "kind": interrupt.kind.value}
+
+
+def _interrupt_from_json(data: Json) -> InterruptRequest | None:
+    if data is None:
+        return None
+    return _known(InterruptRequest, {**data, "kind": InterruptKind(data["kind"])})
+
+
 @dataclass(frozen=True)
 class CallTask:
     """Input of every Step of one call."""
@@ -200,7 +212,16 @@ class CallTask:
     idempotency_key: str
     has_context: bool = False
     calls: int = 1  # of the batch
-    deadline_ms: int | None = None  # of the approval
+    deadline_ms: int | None = None  # of the interrupt
+    interrupt: InterruptRequest | None = None  # what the call waits for now, if no policy asked it
+    waits: int = 0  # how often it has waited since its tool first ran
+    answer: Json = None  # of the approval that the tool itself asked for
+
+    @property
+    def interrupt_id(self) -> str:
+        """Name of the interrupt that the call waits for; never used twice."""
+        key = f"{self.batch}.{self.index}"
+        return f"{key}.w{self.waits}" if self.waits else key
 
     def to_json(self) -> Json:
         """For storage."""
@@ -208,11 +229,18 @@ class CallTask:
             "turn_id": self.turn_id,
             "batch": self.batch,
             "index": self.index,
-            "call": {**_shallow(self.call), "arguments": dict(self.call.arguments)},
+            "call": {
+                **_shallow(self.call),
+                "arguments": dict(self.call.arguments),
+                "interrupt": _interrupt_to_json(self.call.interrupt),
+            },
             "idempotency_key": self.idempotency_key,
             "has_context": self.has_context,
             "calls": self.calls,
             "deadline_ms": self.deadline_ms,
+            "interrupt": _interrupt_to_json(self.interrupt),
+            "waits": self.waits,
+            "answer": self.answer,
         }
 
     @classmethod
@@ -221,6 +249,8 @@ class CallTask:
         task = {key: data[key] for key in data if key in {f.name for f in fields(cls)}}
         call = dict(data["call"])
         call["effect"] = ToolEffect(call["effect"])
+        call["interrupt"] = _interrupt_from_json(call.get("interrupt"))
+        task["interrupt"] = _interrupt_from_json(data.get("interrupt"))
         task["call"] = _known(RequestedToolCall, call)
         return cls(**task)
 
@@ -259,7 +289,9 @@ class StoredInterrupt:
     hint: str = ""
     requested_ms: int = 0
     deadline_ms: int | None = None
-    answer: dict[str, Json] | None = None  # approved, message
+    answer: dict[str, Json] | None = None  # approved, message, payload; or value
+    payload: Json = None
+    response_schema: Json = None
 
     @property
     def is_pending(self) -> bool:

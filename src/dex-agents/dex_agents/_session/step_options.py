@@ -169,18 +169,28 @@ def await_tool_approval(task: CallTask) -> StepMovement[bytes]:
     """To the wait for a person."""
     from dex_agents._session.steps_tools import AwaitToolApproval
 
-    interrupt_id = resources.call_key(task.batch, task.index)
     return StepMovement.of(
-        AwaitToolApproval,
-        encode(task.to_json()),
-        options=StepOptions(
-            wait_for_retry=PATIENT,
-            execute_retry=PATIENT,
-            wait_for_durability=_PURE,
-            # The answer and its deadline must not both be taken: the RPC needs the same lock.
-            execute_lock_attributes=(resources.interrupts.lock(interrupt_id),),
-            execute_load_attribute_map_instances=(resources.interrupts.load(interrupt_id),),
-        ),
+        AwaitToolApproval, encode(task.to_json()), options=_wait_options(task.interrupt_id)
+    )
+
+
+def await_answer(task: CallTask) -> StepMovement[bytes]:
+    """To the wait for what a call itself asked for."""
+    from dex_agents._session.steps_waits import AwaitAnswer
+
+    return StepMovement.of(
+        AwaitAnswer, encode(task.to_json()), options=_wait_options(task.interrupt_id)
+    )
+
+
+def _wait_options(interrupt_id: str) -> StepOptions:
+    return StepOptions(
+        wait_for_retry=PATIENT,
+        execute_retry=PATIENT,
+        wait_for_durability=_PURE,
+        # The answer and its deadline must not both be taken: the RPC needs the same lock.
+        execute_lock_attributes=(resources.interrupts.lock(interrupt_id),),
+        execute_load_attribute_map_instances=(resources.interrupts.load(interrupt_id),),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from dex import AsyncContext, Step, StepDecision, StepOptions, Timer, Wait, dead
 from dex_agents import _failpoints
 from dex_agents._contract import (
     DeferredToolExecution,
+    InterruptKind,
+    InterruptRequest,
     ToolCallRecord,
     ToolCallStatus,
     ToolExecutionResult,
@@ -38,11 +41,11 @@ if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
 
 EXPIRED_TEXT = "Nobody approved this tool call before its deadline, so it was not run."
-_AFTER_THE_WAIT = 1  # WaitFor and Execute of one Step execution share their events' numbers
+AFTER_THE_WAIT = 1  # WaitFor and Execute of one Step execution share their events' numbers
 REJECTED_TEXT = "The user rejected this tool call, so it was not run."
 
 
-def _finish(context: AsyncContext, task: CallTask, record: ToolCallRecord) -> StepDecision:
+def finish(context: AsyncContext, task: CallTask, record: ToolCallRecord) -> StepDecision:
     """Store a call's record and tell the Step that waits for it: one commit."""
     key = resources.call_key(task.batch, task.index)
     resources.records.set(context, key, encode(record_to_json(record)))
@@ -51,7 +54,7 @@ def _finish(context: AsyncContext, task: CallTask, record: ToolCallRecord) -> St
     return dead_end()
 
 
-def _finished_event(events: StepEvents, task: CallTask, record: ToolCallRecord) -> None:
+def finished_event(events: StepEvents, task: CallTask, record: ToolCallRecord) -> None:
     events.emit(
         "tool_call_finished",
         tool_call_id=task.call.call_id,
@@ -61,8 +64,8 @@ def _finished_event(events: StepEvents, task: CallTask, record: ToolCallRecord) 
     )
 
 
-class AwaitToolApproval(Step[bytes]):
-    """Waits until a person approves or rejects a call, or its deadline passes."""
+class AwaitInterrupt(Step[bytes]):
+    """Waits until somebody answers, or the deadline passes."""
 
     def __init__(self, flow: AgentSessionFlow) -> None:
         self._flow = flow
@@ -79,25 +82,29 @@ class AwaitToolApproval(Step[bytes]):
         events = StepEvents(self._flow.event_stream, context, task.turn_id)
         events.emit(
             "interrupt_requested",
-            interrupt_id=resources.call_key(task.batch, task.index),
-            kind="approval",
+            interrupt_id=task.interrupt_id,
+            kind=str(task.interrupt.kind if task.interrupt else InterruptKind.APPROVAL),
             tool_call_id=task.call.call_id,
             tool_name=task.call.tool_name,
             agent_name=task.call.agent_name,
             arguments=dict(task.call.arguments),
         )
         events.close()
-        answered = resources.answers.for_one(resources.call_key(task.batch, task.index))
+        answered = resources.answers.for_one(task.interrupt_id)
         if task.deadline_ms is None:
             return Wait.until(answered)
         left = max(1, math.ceil((task.deadline_ms - now_ms()) / 1_000))
         return Wait.any_of(answered, Timer.by_duration(timedelta(seconds=left)))
 
+
+class AwaitToolApproval(AwaitInterrupt):
+    """Waits until a person approves or rejects a call before its tool runs."""
+
     async def execute(  # type: ignore[override]
         self, context: AsyncContext, input: bytes
     ) -> StepDecision:
         task = CallTask.from_json(decode(input))
-        interrupt_id = resources.call_key(task.batch, task.index)
+        interrupt_id = task.interrupt_id
         stored = resources.interrupts.get(context, interrupt_id)
         interrupt = StoredInterrupt.from_json(decode(stored)) if stored else None
         resources.interrupts.delete(context, interrupt_id)
@@ -114,11 +121,11 @@ class AwaitToolApproval(Step[bytes]):
             rejection_message=str(message),
         )
         events = StepEvents(
-            self._flow.event_stream, context, task.turn_id, first_seq=_AFTER_THE_WAIT
+            self._flow.event_stream, context, task.turn_id, first_seq=AFTER_THE_WAIT
         )
-        _finished_event(events, task, record)
+        finished_event(events, task, record)
         events.close()
-        return _finish(context, task, record)
+        return finish(context, task, record)
 
 
 class _ToolStep(Step[bytes]):
@@ -147,14 +154,16 @@ class _ToolStep(Step[bytes]):
             await first_sign(context)
             record = await self._run(context, task, tool_context)
             _failpoints.reach("tool.after_call")
-            _finished_event(events, task, record)
+            if isinstance(record, InterruptRequest):
+                return wait_for_answer(context, self._flow, task, record)
+            finished_event(events, task, record)
         finally:
             events.close()
-        return _finish(context, task, record)
+        return finish(context, task, record)
 
     async def _run(
         self, context: AsyncContext, task: CallTask, tool_context: object
-    ) -> ToolCallRecord:
+    ) -> ToolCallRecord | InterruptRequest:
         call = task.call
         options = self._flow.options
         limit = result_limit(options.max_result_bytes, task.calls)
@@ -171,6 +180,7 @@ class _ToolStep(Step[bytes]):
             idempotency_key=task.idempotency_key,
             tool_context=tool_context,
             framework_data=call.framework_data,
+            answer=task.answer,
         )
         _failpoints.reach("tool.before_call")
         place = SpanPlace(context.flow_id, task.turn_id, context.step_execution_id, context.attempt)
@@ -202,6 +212,9 @@ class _ToolStep(Step[bytes]):
             raise failure from None
         finally:
             span.end("cancelled")
+        interrupt = getattr(result, "interrupt", None)
+        if isinstance(interrupt, InterruptRequest):
+            return interrupt
         return succeeded_record(task, result, context.attempt, limit)
 
 
@@ -230,9 +243,45 @@ class RecordToolOutcome(Step[bytes]):
             error.detail if error is not None else "the cause is not known",
         )
         events = StepEvents(self._flow.event_stream, context, task.turn_id)
-        _finished_event(events, task, record)
+        finished_event(events, task, record)
         events.close()
-        return _finish(context, task, record)
+        return finish(context, task, record)
+
+
+def wait_for_answer(
+    context: AsyncContext, flow: AgentSessionFlow, task: CallTask, interrupt: InterruptRequest
+) -> StepDecision:
+    """Ask for what a call waits for, in the commit that ends its Step."""
+    allowed_s = flow.interrupt_deadline_s
+    deadline_ms = None if allowed_s is None else now_ms() + allowed_s * 1_000
+    waiting = replace(
+        task, interrupt=interrupt, waits=task.waits + 1, deadline_ms=deadline_ms, answer=None
+    )
+    asked = encode(stored_interrupt(waiting).to_json())
+    resources.interrupts.set(context, waiting.interrupt_id, asked)
+    # Steps side by side may write this, so it does not count on what they have read.
+    revision = resources.revision.get(context) or 0
+    resources.revision.set(context, max(revision + 1, now_ms()))
+    return go_to_many(step_options.await_answer(waiting))
+
+
+def stored_interrupt(task: CallTask) -> StoredInterrupt:
+    """What a person is asked about a call."""
+    asked = task.interrupt
+    return StoredInterrupt(
+        interrupt_id=task.interrupt_id,
+        turn_id=task.turn_id,
+        kind=str(asked.kind if asked else InterruptKind.APPROVAL),
+        tool_name=task.call.tool_name,
+        call_id=task.call.call_id,
+        arguments=dict(task.call.arguments),
+        agent_name=task.call.agent_name,
+        hint=(asked.hint if asked else "") or task.call.hint,
+        requested_ms=now_ms(),
+        deadline_ms=task.deadline_ms,
+        payload=asked.payload if asked else None,
+        response_schema=asked.response_schema if asked else None,
+    )
 
 
 def now_ms() -> int:

@@ -40,14 +40,13 @@ from dex_agents._session.records import (
     Header,
     LastTurn,
     Round,
-    StoredInterrupt,
     TurnState,
     message_digest,
     message_to_json,
     record_from_json,
 )
 from dex_agents._session.steps_compact import needs_compaction
-from dex_agents._session.steps_tools import now_ms
+from dex_agents._session.steps_tools import now_ms, stored_interrupt
 from dex_agents._session.turn_end import (
     build_user_message,
     end_turn,
@@ -254,9 +253,11 @@ class RunModel(Step[bytes]):
         run_state = encoded("run_state", outcome.run_state)
         tasks = self._tasks(context.flow_id, state, batch, before.turn_id, has_context, outcome)
         interrupts = {
-            resources.call_key(batch, task.index): encoded("a call", _interrupt(task).to_json())
+            resources.call_key(batch, task.index): encoded(
+                "a call", stored_interrupt(task).to_json()
+            )
             for task in tasks
-            if task.call.requires_approval
+            if task.call.requires_approval or task.interrupt is not None
         }
         calls = [encoded(f"a call of {task.call.tool_name}", task.to_json()) for task in tasks]
         check_size(
@@ -299,11 +300,14 @@ class RunModel(Step[bytes]):
                 has_context=has_context,
                 calls=len(outcome.calls),
                 deadline_ms=deadline_ms,
+                interrupt=call.interrupt,
             )
             for index, call in enumerate(outcome.calls)
         ]
 
     def _movement(self, task: CallTask) -> StepMovement[bytes]:
+        if task.interrupt is not None:
+            return step_options.await_answer(task)
         if task.call.requires_approval:
             return step_options.await_tool_approval(task)
         return step_options.call_tool(self._flow.options, task)
@@ -324,21 +328,6 @@ def _read_records(context: AsyncContext, before: Round) -> list[ToolCallRecord]:
         assert stored, f"call {index} of {before.batch} has no record"
         found.append(record_from_json(decode(stored)))
     return found
-
-
-def _interrupt(task: CallTask) -> StoredInterrupt:
-    return StoredInterrupt(
-        interrupt_id=resources.call_key(task.batch, task.index),
-        turn_id=task.turn_id,
-        kind="approval",
-        tool_name=task.call.tool_name,
-        call_id=task.call.call_id,
-        arguments=dict(task.call.arguments),
-        agent_name=task.call.agent_name,
-        hint=task.call.hint,
-        requested_ms=now_ms(),
-        deadline_ms=task.deadline_ms,
-    )
 
 
 class ResumeTurn(Step[bytes]):

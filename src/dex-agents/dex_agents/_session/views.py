@@ -18,11 +18,14 @@ class PendingInterrupt:
 
     Attributes:
         interrupt_id: Name of the interrupt; the same after any crash.
-        kind: ``"approval"``: may this tool call run?
+        kind: ``"approval"``: may this tool call run? ``"input"``: a question. ``"long_running"``:
+            the result of work that a tool has started. The latter two take ``answer_question``.
         arguments: Arguments of the call that is asked for.
         arguments_digest: SHA-256 (hex) of tool name and arguments; hand it to
             ``resolve_interrupt`` so that an answer counts only for what was shown.
-        deadline: When an approval expires as a rejection, or ``None``.
+        deadline: When it expires, an approval as a rejection, or ``None``.
+        payload: What is shown besides, such as the early value of a long-running tool.
+        response_schema: JSON Schema that an answer must fit, or ``None``.
     """
 
     interrupt_id: str
@@ -36,6 +39,8 @@ class PendingInterrupt:
     hint: str = ""
     requested_at: datetime | None = None
     deadline: datetime | None = None
+    payload: Json = None
+    response_schema: Json = None
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,8 @@ def _interrupt(data: Json) -> PendingInterrupt:
         hint=data["hint"],
         requested_at=_time(data["requested_ms"]),
         deadline=_time(data["deadline_ms"]),
+        payload=data.get("payload"),
+        response_schema=data.get("response_schema"),
     )
 
 

@@ -1,0 +1,69 @@
+"""The Step of a call that waits for something other than the policy's approval."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dex import AsyncContext, StepDecision, go_to_many
+
+from dex_agents._contract import InterruptKind, Json, ToolCallRecord, ToolCallStatus
+from dex_agents._session import resources, step_options
+from dex_agents._session.encoding import decode
+from dex_agents._session.events import StepEvents
+from dex_agents._session.records import CallTask, StoredInterrupt
+from dex_agents._session.steps_tools import (
+    AFTER_THE_WAIT,
+    EXPIRED_TEXT,
+    AwaitInterrupt,
+    finish,
+    finished_event,
+)
+
+UNANSWERED_TEXT = "Nobody answered before the deadline."
+
+
+class AwaitAnswer(AwaitInterrupt):
+    """Waits for an answer that a call asked for while or instead of running."""
+
+    async def execute(  # type: ignore[override]
+        self, context: AsyncContext, input: bytes
+    ) -> StepDecision:
+        task = CallTask.from_json(decode(input))
+        stored = resources.interrupts.get(context, task.interrupt_id)
+        interrupt = StoredInterrupt.from_json(decode(stored)) if stored else None
+        resources.interrupts.delete(context, task.interrupt_id)
+        answer = interrupt.answer if interrupt is not None else None
+        asked = task.interrupt
+        assert asked is not None, f"call {task.interrupt_id} waits for nothing"
+        if answer is not None and asked.kind is InterruptKind.APPROVAL:
+            again = replace(task, interrupt=None, answer=answer)
+            return go_to_many(step_options.call_tool(self._flow.options, again))
+        record = _record(task, answer)
+        events = StepEvents(
+            self._flow.event_stream, context, task.turn_id, first_seq=AFTER_THE_WAIT
+        )
+        finished_event(events, task, record)
+        events.close()
+        return finish(context, task, record)
+
+
+def _record(task: CallTask, answer: dict[str, Json] | None) -> ToolCallRecord:
+    call, asked = task.call, task.interrupt
+    assert asked is not None
+    if answer is None:
+        if asked.kind is InterruptKind.APPROVAL:
+            status = ToolCallStatus.REJECTED
+            return ToolCallRecord(
+                call.call_id, call.tool_name, status, rejection_message=EXPIRED_TEXT
+            )
+        return ToolCallRecord(
+            call.call_id, call.tool_name, ToolCallStatus.FAILED, error=UNANSWERED_TEXT
+        )
+    return ToolCallRecord(
+        call.call_id,
+        call.tool_name,
+        ToolCallStatus.SUCCEEDED,
+        output=answer["value"],
+        framework_data=asked.framework_data,
+        attempt=1,
+    )
