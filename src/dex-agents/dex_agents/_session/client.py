@@ -46,12 +46,14 @@ from dex_agents._errors import (
 )
 from dex_agents._session import resources
 from dex_agents._session.encoding import decode, encode
+from dex_agents._session.failures import clean_text
 from dex_agents._session.flow import AgentSessionFlow
 from dex_agents._session.records import message_digest, message_from_json, turn_number
 from dex_agents._session.steering import MAX_STEERING_BYTES
 from dex_agents._session.views import (
     AgentEventBatch,
     AgentSnapshot,
+    ClosedSession,
     MessagePage,
     event_from_json,
     snapshot_from_json,
@@ -63,6 +65,7 @@ _LOCK_TRIES = 40
 _PAGE_BYTES = 2_500_000
 _EVENT_POLL = timedelta(seconds=50)
 _CANCEL_S = 10.0
+_CLOSE_WAIT = timedelta(seconds=10)
 _REFUSALS = {
     "not_pending": (
         "is not pending: it was answered, it expired, its turn ended, or it never existed; "
@@ -188,6 +191,8 @@ class AgentSessionClient:
                 await self._client.invoke_rpc(rpc, session_id, message, options=options)
             )
         refused = answer.get("refused")
+        if refused == "closed":
+            raise _closed(session_id)
         if refused:
             raise InvalidInputError(
                 f"session {session_id!r} has {answer['waiting']} messages that wait for "
@@ -247,7 +252,10 @@ class AgentSessionClient:
                 session_id,
                 lambda: self._client.invoke_rpc(self._flow.cancel_turn_rpc, session_id, request),
             )
-        cancelled = decode(data)["turn_id"]
+        answer = decode(data)
+        if answer.get("refused"):
+            raise _closed(session_id)
+        cancelled = answer["turn_id"]
         if not cancelled:
             return False
         try:
@@ -268,6 +276,46 @@ class AgentSessionClient:
         newest = (await self._read_snapshot(session_id))["cancelled_turn"]
         # A later turn was cancelled meanwhile: what became of this one is no longer kept apart.
         return bool(newest) and turn_number(newest) >= turn_number(cancelled)
+
+    async def close_session(self, session_id: str, *, reason: str = "") -> ClosedSession:
+        """End the session. To close it again changes nothing and answers the same.
+
+        An open turn is cancelled as by :meth:`cancel_turn`; messages that wait for theirs are
+        dropped and counted. History and snapshot stay readable, every other command is refused from
+        now on, and the session id cannot be used again.
+
+        Args:
+            reason: Shown in the snapshot; at most 900 bytes of it are kept.
+
+        Raises:
+            SessionNotFoundError: There is no session of this id.
+            InvalidInputError: An argument is refused.
+            SessionUnavailableError: No Worker or no engine answered in time; call again.
+        """
+        _check_session_id(session_id)
+        if not isinstance(reason, str):
+            raise InvalidInputError(f"reason must be a str, got {type(reason).__name__}")
+        request = encode({"reason": clean_text(reason)})
+        try:
+            async with self._errors(session_id):
+                await self._client.invoke_rpc(self._flow.close_session_rpc, session_id, request)
+                await self._client.wait_for_flow(session_id, _CLOSE_WAIT)
+        except SessionClosedError:
+            pass
+        except LongPollTimeoutError:
+            raise SessionUnavailableError(
+                f"session {session_id!r} takes no more commands, and its end is stored as soon as "
+                "a Worker takes it; check that one serves Flow type "
+                f"{self._flow.get_flow_type()}"
+            ) from None
+        data = await self._read_snapshot(session_id)
+        last = data["last_turn"] or {}
+        is_cut = data["closing"] is not None and last.get("is_by_close")
+        return ClosedSession(
+            # The first message is the start's input and in no queue.
+            dropped_messages=data["queued_messages"] + bool(data["is_starting"]),
+            cancelled_turn=last["turn_id"] if is_cut else "",
+        )
 
     async def resolve_interrupt(
         self,
@@ -322,6 +370,8 @@ class AgentSessionClient:
                 ),
             )
         refused = decode(data).get("refused")
+        if refused == "closed":
+            raise _closed(session_id)
         if refused:
             raise InterruptError(
                 f"interrupt {interrupt_id!r} of session {session_id!r} {_REFUSALS[refused]}"
@@ -488,9 +538,7 @@ class AgentSessionClient:
                 raise SessionUnavailableError(
                     f"session {session_id!r} could not be reached, try again"
                 ) from None
-            raise SessionClosedError(
-                f"session {session_id!r} is closed and takes no more commands; start another one"
-            ) from None
+            raise _closed(session_id) from None
         except WorkerInvocationError as error:
             if error.worker_code is not None or error.worker_error_type:
                 raise
@@ -528,6 +576,12 @@ class AgentSessionClient:
                 f"{name} has {size} bytes, at most {limit} are taken; "
                 "see AgentSessionOptions.max_message_bytes"
             )
+
+
+def _closed(session_id: str) -> SessionClosedError:
+    return SessionClosedError(
+        f"session {session_id!r} is closed and takes no more commands; start another one"
+    )
 
 
 def _not_found(session_id: str) -> SessionNotFoundError:

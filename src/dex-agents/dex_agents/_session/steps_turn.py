@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dex import AsyncContext, Step, StepDecision, StepMovement, StepOptions, Wait, go_to_many
+from dex import (
+    AsyncContext,
+    Step,
+    StepDecision,
+    StepMovement,
+    StepOptions,
+    Wait,
+    dead_end,
+    go_to_many,
+)
 
 from dex_agents import _failpoints
 from dex_agents._contract import (
@@ -80,6 +89,8 @@ class AwaitUserMessage(Step[bytes]):
     async def execute(  # type: ignore[override]
         self, context: AsyncContext, input: bytes
     ) -> StepDecision:
+        if resources.closing.get(context):
+            return dead_end()
         message = decode(input).get("message")
         if message is None:
             message = decode(resources.user_messages.results(context)[0])
