@@ -65,6 +65,7 @@ _LOCK_TRIES = 40
 _PAGE_BYTES = 2_500_000
 _EVENT_POLL = timedelta(seconds=50)
 _CANCEL_S = 10.0
+_IDLE_REASON = "no message of the user came within its idle lifetime"
 _CLOSE_WAIT = timedelta(seconds=10)
 _REFUSALS = {
     "not_pending": (
@@ -208,10 +209,16 @@ class AgentSessionClient:
         """
         _check_session_id(session_id)
         # The RPC also answers for a session that was stopped, and does not say so.
-        is_open, snapshot = await asyncio.gather(
-            self._is_open(session_id), self._snapshot(session_id)
+        status, snapshot = await asyncio.gather(
+            self._flow_status(session_id), self._snapshot(session_id)
         )
-        return snapshot if is_open else replace(snapshot, status="closed")
+        if status is FlowStatus.RUNNING:
+            return snapshot
+        snapshot = await self._snapshot(session_id)  # the first may be from before the end
+        # Only an idle session completes without a word in its state.
+        is_idle = snapshot.status != "closed" and status is FlowStatus.COMPLETED
+        reason = _IDLE_REASON if is_idle else snapshot.close_reason
+        return replace(snapshot, status="closed", close_reason=reason)
 
     async def _snapshot(self, session_id: str) -> AgentSnapshot:
         return snapshot_from_json(session_id, await self._read_snapshot(session_id))
@@ -555,9 +562,12 @@ class AgentSessionClient:
             ) from error
 
     async def _is_open(self, session_id: str) -> bool:
+        return await self._flow_status(session_id) is FlowStatus.RUNNING
+
+    async def _flow_status(self, session_id: str) -> FlowStatus:
         async with self._errors(session_id):
             info = await self._client.describe_flow(session_id)
-        return info.status is FlowStatus.RUNNING
+        return info.status
 
     def _check_text(self, text: object, name: str = "text") -> None:
         if not isinstance(text, str):
