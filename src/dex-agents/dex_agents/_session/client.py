@@ -48,12 +48,14 @@ from dex_agents._errors import (
 from dex_agents._media.reference import ImageReference, reference_to_json
 from dex_agents._session import resources
 from dex_agents._session.encoding import EncodingError, decode, encode
+from dex_agents._session.failures import clean_text
 from dex_agents._session.flow import AgentSessionFlow
 from dex_agents._session.records import message_digest, message_from_json, turn_number
 from dex_agents._session.steering import MAX_STEERING_BYTES
 from dex_agents._session.views import (
     AgentEventBatch,
     AgentSnapshot,
+    ClosedSession,
     MessagePage,
     event_from_json,
     snapshot_from_json,
@@ -68,6 +70,8 @@ _RECONNECT_S = 0.25
 _LOOK_S = 2.0
 _EVENT_POLL = timedelta(seconds=50)
 _CANCEL_S = 10.0
+_IDLE_REASON = "no message of the user came within its idle lifetime"
+_CLOSE_WAIT = timedelta(seconds=10)
 _REFUSALS = {
     "not_pending": (
         "is not pending: it was answered, it expired, its turn ended, or it never existed"
@@ -208,6 +212,8 @@ class AgentSessionClient:
                 await self._client.invoke_rpc(rpc, session_id, message, options=options)
             )
         refused = answer.get("refused")
+        if refused == "closed":
+            raise _closed(session_id)
         if refused:
             raise InvalidInputError(
                 f"session {session_id!r} has {answer['waiting']} messages that wait for "
@@ -223,10 +229,16 @@ class AgentSessionClient:
         """
         _check_session_id(session_id)
         # The RPC also answers for a session that was stopped, and does not say so.
-        is_open, snapshot = await asyncio.gather(
-            self._is_open(session_id), self._snapshot(session_id)
+        status, snapshot = await asyncio.gather(
+            self._flow_status(session_id), self._snapshot(session_id)
         )
-        return snapshot if is_open else replace(snapshot, status="closed")
+        if status is FlowStatus.RUNNING:
+            return snapshot
+        snapshot = await self._snapshot(session_id)  # the first may be from before the end
+        # Only an idle session completes without a word in its state.
+        is_idle = snapshot.status != "closed" and status is FlowStatus.COMPLETED
+        reason = _IDLE_REASON if is_idle else snapshot.close_reason
+        return replace(snapshot, status="closed", close_reason=reason)
 
     async def _snapshot(self, session_id: str) -> AgentSnapshot:
         return snapshot_from_json(session_id, await self._read_snapshot(session_id))
@@ -267,7 +279,10 @@ class AgentSessionClient:
                 session_id,
                 lambda: self._client.invoke_rpc(self._flow.cancel_turn_rpc, session_id, request),
             )
-        cancelled = decode(data)["turn_id"]
+        answer = decode(data)
+        if answer.get("refused"):
+            raise _closed(session_id)
+        cancelled = answer["turn_id"]
         if not cancelled:
             return False
         try:
@@ -288,6 +303,46 @@ class AgentSessionClient:
         newest = (await self._read_snapshot(session_id))["cancelled_turn"]
         # A later turn was cancelled meanwhile: what became of this one is no longer kept apart.
         return bool(newest) and turn_number(newest) >= turn_number(cancelled)
+
+    async def close_session(self, session_id: str, *, reason: str = "") -> ClosedSession:
+        """End the session. To close it again changes nothing and answers the same.
+
+        An open turn is cancelled as by :meth:`cancel_turn`; messages that wait for theirs are
+        dropped and counted. History and snapshot stay readable, every other command is refused from
+        now on, and the session id cannot be used again.
+
+        Args:
+            reason: Shown in the snapshot; at most 900 bytes of it are kept.
+
+        Raises:
+            SessionNotFoundError: There is no session of this id.
+            InvalidInputError: An argument is refused.
+            SessionUnavailableError: No Worker or no engine answered in time; call again.
+        """
+        _check_session_id(session_id)
+        if not isinstance(reason, str):
+            raise InvalidInputError(f"reason must be a str, got {type(reason).__name__}")
+        request = encode({"reason": clean_text(reason)})
+        try:
+            async with self._errors(session_id):
+                await self._client.invoke_rpc(self._flow.close_session_rpc, session_id, request)
+                await self._client.wait_for_flow(session_id, _CLOSE_WAIT)
+        except SessionClosedError:
+            pass
+        except LongPollTimeoutError:
+            raise SessionUnavailableError(
+                f"session {session_id!r} takes no more commands, and its end is stored as soon as "
+                "a Worker takes it; check that one serves Flow type "
+                f"{self._flow.get_flow_type()}"
+            ) from None
+        data = await self._read_snapshot(session_id)
+        last = data["last_turn"] or {}
+        is_cut = data["closing"] is not None and last.get("is_by_close")
+        return ClosedSession(
+            # The first message is the start's input and in no queue.
+            dropped_messages=data["queued_messages"] + bool(data["is_starting"]),
+            cancelled_turn=last["turn_id"] if is_cut else "",
+        )
 
     async def resolve_interrupt(
         self,
@@ -380,6 +435,8 @@ class AgentSessionClient:
             )
         result = decode(data)
         refused = result.get("refused")
+        if refused == "closed":
+            raise _closed(session_id)
         if refused == "misfit":
             raise InterruptError(
                 f"interrupt {interrupt_id!r} of session {session_id!r} {result['why']}"
@@ -578,9 +635,7 @@ class AgentSessionClient:
                 raise SessionUnavailableError(
                     f"session {session_id!r} could not be reached, try again"
                 ) from None
-            raise SessionClosedError(
-                f"session {session_id!r} is closed and takes no more commands; start another one"
-            ) from None
+            raise _closed(session_id) from None
         except WorkerInvocationError as error:
             if error.worker_code is not None or error.worker_error_type:
                 raise
@@ -598,6 +653,9 @@ class AgentSessionClient:
             ) from error
 
     async def _is_open(self, session_id: str) -> bool:
+        return await self._flow_status(session_id) is FlowStatus.RUNNING
+
+    async def _flow_status(self, session_id: str) -> FlowStatus:
         async with self._errors(session_id):
             info = await self._client.describe_flow(session_id)
         if info.flow_type != self._flow.get_flow_type():
@@ -605,7 +663,7 @@ class AgentSessionClient:
                 f"session {session_id!r} is one of Flow type {info.flow_type!r}, this client is "
                 f"for {self._flow.get_flow_type()!r}; build the client with the session's Flow"
             )
-        return info.status is FlowStatus.RUNNING
+        return info.status
 
     def _check_images(self, images: Sequence[ImageReference]) -> list[Any]:
         if isinstance(images, (str, bytes)) or not isinstance(images, Sequence):
@@ -644,6 +702,12 @@ class AgentSessionClient:
                 f"{name} has {size} bytes, at most {limit} are taken; "
                 "see AgentSessionOptions.max_message_bytes"
             )
+
+
+def _closed(session_id: str) -> SessionClosedError:
+    return SessionClosedError(
+        f"session {session_id!r} is closed and takes no more commands; start another one"
+    )
 
 
 def _not_found(session_id: str) -> SessionNotFoundError:

@@ -31,7 +31,7 @@ from dex_agents._session.records import (
     message_to_json,
 )
 from dex_agents._session.steps_compact import CompactHistory
-from dex_agents._session.steps_end import CancelTurn
+from dex_agents._session.steps_end import CancelTurn, CloseSession
 from dex_agents._session.steps_tools import (
     AwaitToolApproval,
     CallSingleAttemptTool,
@@ -143,6 +143,7 @@ class AgentSessionFlow(Flow[bytes]):
             RecordToolOutcome(self),
             FailTurn(self),
             CancelTurn(self),
+            CloseSession(self),
         )
 
     def get_persistence_schema(self) -> PersistenceSchema:
@@ -151,6 +152,7 @@ class AgentSessionFlow(Flow[bytes]):
             resources.turns_done,
             resources.revision,
             resources.cancel_asked,
+            resources.closing,
             resources.messages,
             resources.summaries,
             resources.turn_states,
@@ -174,6 +176,8 @@ class AgentSessionFlow(Flow[bytes]):
     @rpc(name="send_user_message")
     def send_user_message_rpc(self, context: Context, message: bytes) -> RPCResult[bytes]:
         """Queue a message for the next turn; the caller loads its entry in ``accepted``."""
+        if resources.closing.get(context):
+            return _CLOSED
         digest = message_digest(decode(message)["id"])
         if resources.accepted.get(context, digest):
             return RPCResult(encode({}))
@@ -188,6 +192,8 @@ class AgentSessionFlow(Flow[bytes]):
     @rpc(name="steer_user_message", load_attribute_maps=(resources.steering,))
     def steer_user_message_rpc(self, context: Context, message: bytes) -> RPCResult[bytes]:
         """Queue a message for the open turn; the caller loads its entry in ``accepted``."""
+        if resources.closing.get(context):
+            return _CLOSED
         given = decode(message)
         if resources.accepted.get(context, message_digest(given["id"])):
             return RPCResult(encode({}))
@@ -208,11 +214,17 @@ class AgentSessionFlow(Flow[bytes]):
         """Where the session stands."""
         stored = resources.header.get(context)
         header = Header.from_json(decode(stored)) if stored else Header()
+        closing = resources.closing.get(context)
         pending = []
         for key in sorted(resources.interrupts.get_all_instance_keys(context), key=_natural):
             interrupt = StoredInterrupt.from_json(decode(resources.interrupts.get(context, key)))
             is_open = interrupt.turn_id == header.turn_id
-            if is_open and interrupt.is_pending and not _is_ending(context, interrupt):
+            if (
+                is_open
+                and not closing
+                and interrupt.is_pending
+                and not _is_ending(context, interrupt)
+            ):
                 pending.append(_shown(interrupt))
         last = resources.last_turn.get(context, resources.LAST_TURN_KEY)
         return RPCResult(
@@ -225,6 +237,7 @@ class AgentSessionFlow(Flow[bytes]):
                     "usage": asdict(header.usage),
                     "last_turn": decode(last) if last else None,
                     "cancelled_turn": header.cancelled_turn,
+                    "closing": decode(closing) if closing else None,
                     "pending_interrupts": pending,
                     "queued_messages": len(resources.accepted.get_all_instance_keys(context)),
                 }
@@ -234,6 +247,8 @@ class AgentSessionFlow(Flow[bytes]):
     @rpc(name="resolve_interrupt")
     def resolve_interrupt_rpc(self, context: Context, answer: bytes) -> RPCResult[bytes]:
         """Answer an interrupt; the caller locks and loads it."""
+        if resources.closing.get(context):
+            return _CLOSED
         given = decode(answer)
         interrupt_id = given["interrupt_id"]
         stored = resources.interrupts.get(context, interrupt_id)
@@ -268,6 +283,8 @@ class AgentSessionFlow(Flow[bytes]):
         to a Step, which nothing of the turn can run beside. The lock keeps the next turn from
         opening meanwhile; its Steps would be cancelled too.
         """
+        if resources.closing.get(context):
+            return _CLOSED
         wanted = decode(request)["turn_id"]
         stored = resources.header.get(context)
         turn_id = Header.from_json(decode(stored)).turn_id if stored else ""
@@ -277,6 +294,20 @@ class AgentSessionFlow(Flow[bytes]):
         return RPCResult(
             encode({"turn_id": turn_id}), (step_options.cancel_turn(turn_id),)
         ).with_canceling_steps(*TURN_STEPS, CancelTurn)
+
+    @rpc(name="close_session")
+    def close_session_rpc(self, context: Context, request: bytes) -> RPCResult[bytes]:
+        """End the session with whatever is open in it.
+
+        Without a lock: it cancels every Step, so it does not matter which turn is open by then.
+        """
+        stored = resources.closing.get(context)
+        reason = decode(stored or request)["reason"]
+        if not stored:
+            resources.closing.set(context, encode({"reason": reason}))
+        return RPCResult(encode({}), (step_options.close_session(reason),)).with_canceling_steps(
+            *TURN_STEPS, AwaitUserMessage, CancelTurn, CloseSession
+        )
 
     @rpc(name="read_pages")
     def read_pages_rpc(self, context: Context, request: bytes) -> RPCResult[bytes]:
@@ -297,6 +328,9 @@ class AgentSessionFlow(Flow[bytes]):
                 break
             pages.append({"key": key, "messages": messages})
         return RPCResult(encode(pages))
+
+
+_CLOSED = RPCResult(encode({"refused": "closed"}))
 
 
 def _is_open(context: Context, interrupt: StoredInterrupt) -> bool:

@@ -45,6 +45,9 @@ class AgentSessionOptions:
             so. The results of one response share 2 MiB.
         max_queued_messages: User messages that may wait for their turn.
         tracing: OpenTelemetry spans of each turn; none by default.
+        idle_lifetime: A session that waits for a message of its user this long is closed; ``None``
+            keeps it open for ever. A turn that waits for a person is not idle. It counts from the
+            end of a turn, by the setting of the Worker that serves then.
 
     Raises:
         TypeError, ValueError: A value has the wrong type or is out of its range; the text names it.
@@ -61,10 +64,13 @@ class AgentSessionOptions:
     max_result_bytes: int = 256 * _KIB
     max_queued_messages: int = 100
     tracing: TracingOptions | None = None
+    idle_lifetime: timedelta | None = None
 
     def __post_init__(self) -> None:
         for name in _DURATIONS:
             check_duration(f"AgentSessionOptions.{name}", getattr(self, name))
+        if self.idle_lifetime is not None:
+            check_duration("AgentSessionOptions.idle_lifetime", self.idle_lifetime)
         for name, (least, most) in _COUNTS.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):

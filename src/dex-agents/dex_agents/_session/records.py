@@ -49,6 +49,7 @@ class LastTurn:
     final_text: str = ""
     error: str = ""
     is_cancelled: bool = False
+    is_by_close: bool = False
 
     def to_json(self) -> Json:
         """For storage."""

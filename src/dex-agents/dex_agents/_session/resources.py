@@ -16,6 +16,8 @@ revision = Attribute("revision", int)
 """Grows whenever a turn ends or starts to wait for a person, for clients that wait."""
 cancel_asked = Attribute("cancel_asked", str)
 """The turn that a cancel is about to end, so that none of its interrupts takes an answer."""
+closing = Attribute("closing", bytes)
+"""Why the session is being closed, from the moment on at which it takes no more commands."""
 
 messages = AttributeMap("messages", bytes)
 """One immutable page for each turn, by turn number."""

@@ -153,8 +153,19 @@ def cancel_turn(turn_id: str) -> StepMovement[bytes]:
     """To the end of a turn whose Steps were cancelled."""
     from dex_agents._session.steps_end import CancelTurn
 
+    return StepMovement.of(CancelTurn, encode({"turn_id": turn_id}), options=_end_open_turn())
+
+
+def close_session(reason: str) -> StepMovement[bytes]:
+    """To the end of a session whose Steps were cancelled."""
+    from dex_agents._session.steps_end import CloseSession
+
+    return StepMovement.of(CloseSession, encode({"reason": reason}), options=_end_open_turn())
+
+
+def _end_open_turn() -> StepOptions:
     # Whole maps, as they hold the open turn's only; nothing large, so that a task can carry them.
-    options = StepOptions(
+    return StepOptions(
         execute_retry=PATIENT,
         execute_load_attribute_maps=(
             resources.turn_states,
@@ -162,7 +173,6 @@ def cancel_turn(turn_id: str) -> StepMovement[bytes]:
             resources.unapproved,
         ),
     )
-    return StepMovement.of(CancelTurn, encode({"turn_id": turn_id}), options=options)
 
 
 def await_tool_approval(task: CallTask) -> StepMovement[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dex import AsyncContext, Step, StepDecision, dead_end
+from dex import AsyncContext, Step, StepDecision, dead_end, force_complete
 
 from dex_agents import _failpoints
 from dex_agents._session import resources
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
 
 CANCELLED_TEXT = "the user cancelled the turn"
+CLOSED_TEXT = "the session was closed"
 
 
 class CancelTurn(Step[bytes]):
@@ -31,13 +32,41 @@ class CancelTurn(Step[bytes]):
     ) -> StepDecision:
         _failpoints.reach("cancel.before")
         header = read_header(context)
+        if resources.closing.get(context):
+            return dead_end()  # the Step that closes the session ends its turn
         if header.turn_id != decode(input)["turn_id"]:
             return dead_end()  # it ended by itself while the cancel was on its way
         return end_cancelled_turn(context, self._flow, header, CANCELLED_TEXT)
 
 
+class CloseSession(Step[bytes]):
+    """Ends a session whose Steps were cancelled, with its open turn.
+
+    Messages that wait stay where they are: what a closed session still has of them was dropped.
+    """
+
+    def __init__(self, flow: AgentSessionFlow) -> None:
+        self._flow = flow
+
+    async def execute(  # type: ignore[override]
+        self, context: AsyncContext, input: bytes
+    ) -> StepDecision:
+        _failpoints.reach("close.before")
+        header = read_header(context)
+        if header.turn_id:
+            reason = decode(input)["reason"]
+            text = f"{CLOSED_TEXT}: {reason}" if reason else CLOSED_TEXT
+            end_cancelled_turn(context, self._flow, header, text, is_by_close=True)
+        return force_complete()
+
+
 def end_cancelled_turn(
-    context: AsyncContext, flow: AgentSessionFlow, header: Header, reason: str
+    context: AsyncContext,
+    flow: AgentSessionFlow,
+    header: Header,
+    reason: str,
+    *,
+    is_by_close: bool = False,
 ) -> StepDecision:
     """End the open turn, none of whose Steps is left."""
     turn_id = header.turn_id
@@ -45,7 +74,16 @@ def end_cancelled_turn(
     before = state.open_round(turn_id)
     _finish_calls(context, state, before.batch)
     header.cancelled_turn = turn_id
-    decision = fail_turn(context, flow, header, state, before, reason, is_cancelled=True)
+    decision = fail_turn(
+        context,
+        flow,
+        header,
+        state,
+        before,
+        reason,
+        is_cancelled=True,
+        is_by_close=is_by_close,
+    )
     events = StepEvents(flow.event_stream, context, turn_id)
     events.emit("turn_cancelled", reason=reason)
     events.close()

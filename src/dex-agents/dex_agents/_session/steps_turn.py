@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dex import AsyncContext, Step, StepDecision, StepMovement, StepOptions, Wait, go_to_many
+from dex import (
+    AsyncContext,
+    Step,
+    StepDecision,
+    StepMovement,
+    StepOptions,
+    Timer,
+    Wait,
+    dead_end,
+    force_complete_if_channels_empty,
+    go_to_many,
+)
 
 from dex_agents import _failpoints
 from dex_agents._contract import (
@@ -77,14 +88,25 @@ class AwaitUserMessage(Step[bytes]):
     ) -> Wait:
         if "message" in decode(input):
             return Wait.skip_immediately()
-        return Wait.until(resources.user_messages.for_one())
+        arrived = resources.user_messages.for_one()
+        lifetime = self._flow.options.idle_lifetime
+        if lifetime is None:
+            return Wait.until(arrived)
+        return Wait.any_of(arrived, Timer.by_duration(lifetime))
 
     async def execute(  # type: ignore[override]
         self, context: AsyncContext, input: bytes
     ) -> StepDecision:
+        if resources.closing.get(context):
+            return dead_end()
         message = decode(input).get("message")
         if message is None:
-            message = decode(resources.user_messages.results(context)[0])
+            arrived = resources.user_messages.results(context)
+            if not arrived:
+                # Its lifetime is over. A message that is stored first, up to this commit, counts.
+                again = step_options.await_user_message(self._flow)
+                return force_complete_if_channels_empty(None, again, resources.user_messages)
+            message = decode(arrived[0])
             resources.accepted.delete(context, message_digest(message["id"]))
             if steering.was_taken(context, message):
                 return go_to_many(step_options.await_user_message(self._flow))

@@ -90,13 +90,18 @@ def fail_turn(
     reason: str,
     *,
     is_cancelled: bool = False,
+    is_by_close: bool = False,
 ) -> StepDecision:
     """End a turn without an answer: its message stays, and a note says what its calls did."""
     text = turn_failure_note(reason, state.finished, is_cancelled=is_cancelled)
-    note = build_user_message(flow, text)
     messages = [message_from_json(item) for item in (state.user_message, *state.steered)]
-    messages.append(note)
-    last = LastTurn(before.turn_id, "", reason, is_cancelled)
+    try:
+        messages.append(build_user_message(flow, text))
+    except Exception:
+        if not is_by_close:
+            raise
+        # No model will read it, and a runner that is broken must not keep a session open.
+    last = LastTurn(before.turn_id, "", reason, is_cancelled, is_by_close)
     return end_turn(context, flow, header, state, before, messages, last)
 
 

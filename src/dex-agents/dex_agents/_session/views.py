@@ -65,13 +65,15 @@ class AgentSnapshot:
     Attributes:
         status: ``"idle"``: waits for a user message; ``"running"``: a turn is open, or a message
             waits for its own; ``"waiting"``: the open turn waits for a person; ``"closed"``: the
-            session was stopped, and the rest shows how it stood then.
+            session has ended, and the rest shows how it stood then.
         turn_id: The open turn, or empty.
         turns_done: Turns that have ended, failed ones included.
         revision: Grows whenever a turn ends or starts to wait for a person.
         usage: Tokens and model calls of finished turns.
         last_turn: How the newest finished turn ended, or ``None`` before its end.
-        queued_messages: User messages that wait for their turn.
+        queued_messages: User messages that wait for their turn; of a closed session those that
+            were dropped.
+        close_reason: Why it was closed, as far as that was said.
     """
 
     session_id: str
@@ -83,6 +85,20 @@ class AgentSnapshot:
     usage: TokenUsage = field(default_factory=TokenUsage)
     last_turn: FinishedTurn | None = None
     queued_messages: int = 0
+    close_reason: str = ""
+
+
+@dataclass(frozen=True)
+class ClosedSession:
+    """What the end of a session cut off.
+
+    Attributes:
+        dropped_messages: User messages that were accepted and never got a turn.
+        cancelled_turn: Id of the turn that was open, or empty.
+    """
+
+    dropped_messages: int
+    cancelled_turn: str
 
 
 @dataclass(frozen=True)
@@ -130,7 +146,9 @@ def snapshot_from_json(session_id: str, data: Json) -> AgentSnapshot:
     status: SessionStatus = "idle"
     if data["turn_id"] or data["queued_messages"] or data["is_starting"]:
         status = "waiting" if pending else "running"
-    last = data["last_turn"]
+    last, closing = data["last_turn"], data["closing"]
+    if closing is not None:
+        status = "closed"
     return AgentSnapshot(
         session_id=session_id,
         status=status,
@@ -145,6 +163,7 @@ def snapshot_from_json(session_id: str, data: Json) -> AgentSnapshot:
         if last
         else None,
         queued_messages=data["queued_messages"],
+        close_reason=closing["reason"] if closing else "",
     )
 
 
