@@ -24,6 +24,7 @@ from google.adk.tools.tool_context import ToolContext
 from dex_agents._contract import (
     AgentFrameworkRunner,
     DeferredToolExecution,
+    InterruptKind,
 )
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents._errors import (
@@ -132,15 +133,18 @@ async def test_errors_of_a_tool() -> None:
         await runner.execute_deferred_tool_call(execution("fails", tool_context=[1]))
 
 
-async def test_asking_inside_a_step_fails() -> None:
+async def test_asking_for_an_approval_inside_a_step_waits() -> None:
     def confirm(tool_context: ToolContext) -> str:
         if tool_context.tool_confirmation is None:
             tool_context.request_confirmation(hint="sure?")
         return "did it"
 
     runner = runner_of(confirm)
-    with pytest.raises(ToolExecutionError, match="asked for a confirmation"):
-        await runner.execute_deferred_tool_call(execution("confirm"))
+    asked = (await runner.execute_deferred_tool_call(execution("confirm"))).interrupt
+    assert asked is not None
+    assert (asked.kind, asked.hint) == (InterruptKind.APPROVAL, "sure?")
+    answered = execution("confirm", answer={"approved": True, "payload": None})
+    assert (await runner.execute_deferred_tool_call(answered)).output == "did it"
     approved = execution("confirm", framework_data={"branch": None, "approved": True})
     assert (await runner.execute_deferred_tool_call(approved)).output == "did it"
 

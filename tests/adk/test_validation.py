@@ -17,7 +17,6 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.exit_loop_tool import exit_loop
 from google.adk.tools.function_tool import FunctionTool
-from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.adk.workflow import Workflow
 
 from dex_agents._effects import ToolEffect, ToolPolicy
@@ -99,7 +98,6 @@ REFUSED: list[tuple[Any, str]] = [
         lambda: leaf(tools=[AgentTool(leaf("inner", code_executor=UnsafeLocalCodeExecutor()))]),
         "'inner' has the code executor",
     ),
-    (lambda: leaf(tools=[LongRunningFunctionTool(look)]), "long-running tool 'look'"),
     (lambda: leaf(tools=[generate]), "generator tool 'generate'"),
     (
         lambda: leaf(tools=[Workflow(name="flow", edges=[("START", leaf("inner"))])]),

@@ -115,7 +115,7 @@ async def test_an_approval_with_payload_that_the_tool_asks_for(
             return {"status": "pending"}
         if not confirmation.confirmed:
             return {"status": "refused"}
-        return {"status": "ok", "days": confirmation.payload["approved_days"]}
+        return {"status": "ok", "days": (confirmation.payload or {})["approved_days"]}
 
     root = LlmAgent(name="root", model=ScriptedLlm(world=world), tools=[leave])
     async with session(root, tmp_path) as sessions:

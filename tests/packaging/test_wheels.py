@@ -27,8 +27,19 @@ DISTRIBUTIONS = {
     "dex-agents-google-adk": "dex_agents_google_adk",
 }
 REQUIRES = {
-    "dex-lite": ["dex-python-sdk<2,>=1.23", "grpcio>=1.70", "msgspec>=0.19", "typer>=0.15"],
-    "dex-agents": ["dex-python-sdk<2,>=1.23", "grpcio>=1.70", "pydantic<3,>=2.11"],
+    "dex-lite": [
+        "dex-python-sdk<2,>=1.23",
+        "grpcio>=1.70",
+        "msgspec>=0.19",
+        "rich>=13",
+        "typer>=0.15",
+    ],
+    "dex-agents": [
+        "dex-python-sdk<2,>=1.23",
+        "grpcio>=1.70",
+        "jsonschema>=4.20",
+        "pydantic<3,>=2.11",
+    ],
     "dex-agents-google-adk": [
         "dex-agents==0.5.0",
         "dex-python-sdk<2,>=1.23",
@@ -38,7 +49,7 @@ REQUIRES = {
 }
 EXTRAS = {
     "dex-lite": set(),
-    "dex-agents": {"testing", "uvloop"},
+    "dex-agents": {"otel", "s3", "testing", "uvloop"},
     "dex-agents-google-adk": {"demo"},
 }
 SCRIPTS = {
