@@ -187,6 +187,8 @@ class ToolCallRecord:
         framework_data: The runner's own data from :class:`ToolExecutionResult`.
         not_run: True when the tool provably never ran.
         attempt: Number of the attempt that ended the call, 0 if none did.
+        edited_arguments: What the tool was called with if the person who approved it changed the
+            arguments, else ``None``. The model's own are in its call; it should be shown these.
     """
 
     call_id: str
@@ -198,6 +200,7 @@ class ToolCallRecord:
     framework_data: Json = None
     not_run: bool = False
     attempt: int = 0
+    edited_arguments: Mapping[str, Json] | None = None
 
 
 class AgentEventWriter(Protocol):

@@ -236,7 +236,7 @@ class AgentSessionFlow(Flow[bytes]):
         digest = given.get("arguments_digest")
         if digest and digest != arguments_digest(interrupt.tool_name, interrupt.arguments):
             return RPCResult(encode({"refused": "arguments_differ"}))
-        interrupt.answer = {"approved": given["approved"], "message": given.get("message")}
+        interrupt.answer = {key: given.get(key) for key in ("approved", "message", "arguments")}
         resources.interrupts.set(context, interrupt_id, encode(interrupt.to_json()))
         resources.answers.publish(context, interrupt_id, encode({}))
         return RPCResult(encode({}))

@@ -197,6 +197,7 @@ class CallTask:
     has_context: bool = False
     calls: int = 1  # of the batch
     deadline_ms: int | None = None  # of the approval
+    edited_arguments: Mapping[str, Json] | None = None  # of the person who approved
 
     def to_json(self) -> Json:
         """For storage."""
@@ -209,6 +210,7 @@ class CallTask:
             "has_context": self.has_context,
             "calls": self.calls,
             "deadline_ms": self.deadline_ms,
+            "edited_arguments": self.edited_arguments,
         }
 
     @classmethod
@@ -254,7 +256,7 @@ class StoredInterrupt:
     hint: str = ""
     requested_ms: int = 0
     deadline_ms: int | None = None
-    answer: dict[str, Json] | None = None  # approved, message
+    answer: dict[str, Json] | None = None  # approved, message, arguments
 
     @property
     def is_pending(self) -> bool:
