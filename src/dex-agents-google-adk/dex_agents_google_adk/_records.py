@@ -9,14 +9,27 @@ from dex_agents._contract import Json, ToolCallRecord, ToolCallStatus
 from dex_agents._errors import OUTCOME_UNKNOWN_TOOL_RESULT
 from dex_agents_google_adk._images import IMAGES_KEY, placeholder
 
+EDITED_KEY = "approved_with_arguments"
+"""Beside the result of a call whose arguments were changed by the person who approved it."""
+
 
 def response_of(record: ToolCallRecord) -> Any:
     """What ADK's pipeline gets in place of the tool's own return value, never ``None``.
 
     ADK itself turns a value that is no dict into ``{"result": value}``, after the
     ``after_tool_callback`` chain saw it as the tool returned it. ``None`` is the exception: the
-    pipeline would take it for "not answered".
+    pipeline would take it for "not answered". The result of a call with changed arguments is the
+    other one: it is always a dict, which holds them under :data:`EDITED_KEY`.
     """
+    response = _plain_response(record)
+    if record.edited_arguments is None:
+        return response
+    if not isinstance(response, dict) or EDITED_KEY in response:
+        response = {"result": response}
+    return {**response, EDITED_KEY: record.edited_arguments}
+
+
+def _plain_response(record: ToolCallRecord) -> Any:
     if record.status is ToolCallStatus.SUCCEEDED:
         if record.images:
             return _with_images(record)

@@ -222,6 +222,8 @@ class ToolCallRecord:
         not_run: True when the tool provably never ran.
         attempt: Number of the attempt that ended the call, 0 if none did.
         images: Images of a ``succeeded`` call, in order.
+        edited_arguments: What the tool was called with if the person who approved it changed the
+            arguments, else ``None``. The model's own are in its call; it should be shown these.
     """
 
     call_id: str
@@ -234,6 +236,7 @@ class ToolCallRecord:
     not_run: bool = False
     attempt: int = 0
     images: Sequence[ImageReference] = ()
+    edited_arguments: Mapping[str, Json] | None = None
 
 
 @dataclass(frozen=True)

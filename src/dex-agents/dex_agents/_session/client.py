@@ -10,7 +10,7 @@ import math
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -63,6 +63,7 @@ from dex_agents._session.views import (
 
 MAX_SESSION_ID_LENGTH = 200
 MAX_IMAGES = 100
+MAX_ARGUMENTS_BYTES = 64 * 1024
 _FORBIDDEN_IN_IDS = "/$:"
 _LOCK_TRIES = 40
 _PAGE_BYTES = 2_500_000
@@ -353,6 +354,7 @@ class AgentSessionClient:
         message: str | None = None,
         payload: Json = None,
         arguments_digest: str | None = None,
+        arguments: Mapping[str, Json] | None = None,
     ) -> None:
         """Answer a pending approval; the answer acts once.
 
@@ -362,6 +364,8 @@ class AgentSessionClient:
             message: What the model reads of a rejection.
             arguments_digest: ``PendingInterrupt.arguments_digest`` of what was shown; the answer is
                 refused if the call's arguments are others.
+            arguments: Approves the call with these arguments in place of the model's; at most 64 KiB
+                of JSON. The model sees both.
 
         Raises:
             InterruptError: It is not pending, was already answered, has expired, or is another one
@@ -374,6 +378,12 @@ class AgentSessionClient:
             raise InvalidInputError(f"approved must be True or False, got {approved!r}")
         if message is not None:
             self._check_text(message, "message")
+        if arguments_digest is not None and not isinstance(arguments_digest, str):
+            raise InvalidInputError(
+                f"arguments_digest must be a str, got {type(arguments_digest).__name__}"
+            )
+        if arguments is not None:
+            _check_arguments(arguments, approved)
         given = self._encoded(
             "payload",
             {
@@ -382,6 +392,7 @@ class AgentSessionClient:
                 "message": message,
                 "payload": payload,
                 "arguments_digest": arguments_digest,
+                "arguments": None if arguments is None else dict(arguments),
             },
         )
         await self._answer(session_id, interrupt_id, given)
@@ -702,6 +713,30 @@ class AgentSessionClient:
                 f"{name} has {size} bytes, at most {limit} are taken; "
                 "see AgentSessionOptions.max_message_bytes"
             )
+
+
+def _check_arguments(arguments: object, approved: bool) -> None:
+    if not approved:
+        raise InvalidInputError(
+            "arguments belong to an approval; a rejection says what is wrong in its message"
+        )
+    if not isinstance(arguments, Mapping):
+        raise InvalidInputError(
+            "arguments must be a mapping of argument names to JSON values, got "
+            f"{type(arguments).__name__}"
+        )
+    for name in arguments:
+        if not isinstance(name, str):
+            raise InvalidInputError(f"arguments must have str names, got {name!r}")
+    try:
+        size = len(json.dumps(dict(arguments), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInputError(f"arguments must be JSON values: {error}") from None
+    if size > MAX_ARGUMENTS_BYTES:
+        raise InvalidInputError(
+            f"arguments take {size} bytes as JSON, at most {MAX_ARGUMENTS_BYTES} are taken; "
+            "reject the call with a message instead"
+        )
 
 
 def _closed(session_id: str) -> SessionClosedError:

@@ -269,7 +269,7 @@ class AgentSessionFlow(Flow[bytes]):
         if "value" in given:
             interrupt.answer = {"value": given["value"]}
         else:
-            names = ("approved", "message", "payload")
+            names = ("approved", "message", "payload", "arguments")
             interrupt.answer = {name: given.get(name) for name in names}
         resources.interrupts.set(context, interrupt_id, encode(interrupt.to_json()))
         resources.answers.publish(context, interrupt_id, encode({}))

@@ -217,6 +217,7 @@ class CallTask:
     interrupt: InterruptRequest | None = None  # what the call waits for now, if no policy asked it
     waits: int = 0  # how often it has waited since its tool first ran
     answer: Json = None  # of the approval that the tool itself asked for
+    edited_arguments: Mapping[str, Json] | None = None  # of the person who approved
 
     @property
     def interrupt_id(self) -> str:
@@ -242,6 +243,7 @@ class CallTask:
             "interrupt": _interrupt_to_json(self.interrupt),
             "waits": self.waits,
             "answer": self.answer,
+            "edited_arguments": self.edited_arguments,
         }
 
     @classmethod
@@ -290,7 +292,7 @@ class StoredInterrupt:
     hint: str = ""
     requested_ms: int = 0
     deadline_ms: int | None = None
-    answer: dict[str, Json] | None = None  # approved, message, payload; or value
+    answer: dict[str, Json] | None = None  # approved, message, payload, arguments; or value
     payload: Json = None
     response_schema: Json = None
 

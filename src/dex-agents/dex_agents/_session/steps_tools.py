@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from dex_agents._contract import (
     DeferredToolExecution,
     InterruptKind,
     InterruptRequest,
+    Json,
     ToolCallRecord,
     ToolCallStatus,
     ToolExecutionResult,
@@ -47,6 +49,8 @@ REJECTED_TEXT = "The user rejected this tool call, so it was not run."
 
 def finish(context: AsyncContext, task: CallTask, record: ToolCallRecord) -> StepDecision:
     """Store a call's record and tell the Step that waits for it: one commit."""
+    if task.edited_arguments is not None:
+        record = replace(record, edited_arguments=task.edited_arguments)
     key = resources.call_key(task.batch, task.index)
     resources.records.set(context, key, encode(record_to_json(record)))
     resources.call_notes.set(context, key, encode(finished_call(record).to_json()))
@@ -112,6 +116,8 @@ class AwaitToolApproval(AwaitInterrupt):
         # An answer that was accepted counts, also when the timer fired meanwhile.
         answer = interrupt.answer if interrupt is not None else None
         if answer is not None and answer.get("approved"):
+            # The call itself stays as the model made it, beside what it was changed to.
+            task = replace(task, edited_arguments=answer.get("arguments"))
             return go_to_many(step_options.call_tool(self._flow.options, task))
         message = EXPIRED_TEXT if answer is None else answer.get("message") or REJECTED_TEXT
         record = ToolCallRecord(
@@ -149,7 +155,7 @@ class _ToolStep(Step[bytes]):
                 tool_call_id=task.call.call_id,
                 tool_name=task.call.tool_name,
                 agent_name=task.call.agent_name,
-                arguments=dict(task.call.arguments),
+                arguments=dict(_arguments(task)),
             )
             await first_sign(context)
             record = await self._run(context, task, tool_context)
@@ -172,7 +178,7 @@ class _ToolStep(Step[bytes]):
             turn_id=task.turn_id,
             call_id=call.call_id,
             tool_name=call.tool_name,
-            arguments=call.arguments,
+            arguments=_arguments(task),
             effect=call.effect,
             agent_name=call.agent_name,
             step_execution_id=context.step_execution_id,
@@ -282,6 +288,10 @@ def stored_interrupt(task: CallTask) -> StoredInterrupt:
         payload=asked.payload if asked else None,
         response_schema=asked.response_schema if asked else None,
     )
+
+
+def _arguments(task: CallTask) -> Mapping[str, Json]:
+    return task.call.arguments if task.edited_arguments is None else task.edited_arguments
 
 
 def now_ms() -> int:
