@@ -124,7 +124,10 @@ def split_images(result: Any) -> tuple[Any, list[types.Blob]]:
     images: list[types.Blob] = []
     if (blob := _image(result)) is not None:
         return {}, [blob]
-    remaining = _without_images(result, images, 0)
+    try:
+        remaining = _without_images(result, images, 0)
+    except Exception:  # a container that breaks while it is read is saved as it is
+        return result, []
     return (remaining or {}, images) if images else (result, [])
 
 

@@ -37,7 +37,10 @@ _CIRCULAR = "<circular reference>"
 
 def to_json(value: Any) -> Json:
     """The JSON form of ``value``; never raises for what the value is."""
-    return _convert(value, 0, ())
+    try:
+        return _convert(value, 0, ())
+    except Exception:  # what breaks while it is read, or changes meanwhile
+        return _repr(value)
 
 
 def copy_json(value: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from google.adk.agents.callback_context import CallbackContext
@@ -29,6 +30,7 @@ from dex_agents._errors import AgentTurnError
 from dex_agents_google_adk._actions import apply_actions
 from dex_agents_google_adk._adk_compat import (
     CONFIRMATION_CALL,
+    FRAMEWORK_CALLS,
     INPUT_CALL,
     first_answer,
     invocation_of,
@@ -58,6 +60,8 @@ LAST_PLUGIN_NAME = "dex_agents_last"
 YIELD_TOOL_NAME = "dex_agents_yield"
 
 _PLACEHOLDER = {"error": "This call has been put off."}
+_UNNAMED = "unnamed_tool"
+_OUR_NAMES = FRAMEWORK_CALLS | {YIELD_TOOL_NAME}
 _MEDIA_KEY = "__dex_media__"
 
 
@@ -91,6 +95,22 @@ def _make_call_ids_unique(event: Event) -> None:
             call.id = f"{call.id}-{number}"
         if call.id:
             seen.add(call.id)
+
+
+def _refuse_framework_names(response: LlmResponse, tools: Mapping[str, BaseTool]) -> None:
+    """Take from a model's calls the names by which ADK and we know events of our own.
+
+    A call without a name makes ADK wait for ever, so it gets one. None of the new names is a
+    tool's, so ADK answers that there is no such tool.
+    """
+    for part in (response.content.parts if response.content else None) or []:
+        call = part.function_call
+        if call is None:
+            continue
+        if not call.name or not call.name.strip():
+            call.name = _UNNAMED
+        elif call.name in _OUR_NAMES and call.name not in tools:
+            call.name = f"unknown_{call.name}"
 
 
 class FirstPlugin(BasePlugin):
@@ -147,7 +167,9 @@ class FirstPlugin(BasePlugin):
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
     ) -> LlmResponse | None:
-        self._attempt.model_answered(_agent_key(callback_context), llm_response)
+        key = _agent_key(callback_context)
+        _refuse_framework_names(llm_response, self._attempt.tools_of(key))
+        self._attempt.model_answered(key, llm_response)
         return None
 
     async def on_event_callback(
@@ -322,8 +344,14 @@ class LastPlugin(BasePlugin):
             return None
         agent = invocation_of(tool_context).agent
         response = self._attempt.open_response(_agent_key(tool_context))
-        if not isinstance(agent, LlmAgent) or response is None:
+        if not isinstance(agent, LlmAgent):
             return None
+        if response is None:
+            # Never let ADK run what no Step would run.
+            raise AgentTurnError(
+                f"tool {tool.name!r} of agent {agent.name!r} was called in no response that the "
+                f"session knows of; it did not run"
+            )
         if self._tree.find_llm_agent(agent.name) is None:
             raise AgentTurnError(
                 f"agent {agent.name!r} stands nowhere in the tree, so the Step of its tool "

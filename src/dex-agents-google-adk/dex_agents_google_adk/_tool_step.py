@@ -23,6 +23,7 @@ from dex_agents._contract import (
 from dex_agents._errors import ToolExecutionError, ToolNotStartedError
 from dex_agents._media.reference import ImageReference
 from dex_agents_google_adk._actions import actions_to_json
+from dex_agents_google_adk._adk_workarounds.tool_threads import own_threads
 from dex_agents_google_adk._idempotency import IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY
 from dex_agents_google_adk._images import split_images
 from dex_agents_google_adk._json import copy_json, to_json
@@ -60,7 +61,7 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
         raise ToolNotStartedError(
             f"tool {call.tool_name!r} could not be prepared: {type(error).__name__}: {error}"
         ) from error
-    result: Any = await tool.run_async(args=arguments, tool_context=context)
+    result = await _run(setup, tool, arguments, context)
     actions = context.actions
     if actions.requested_auth_configs:
         raise ToolExecutionError(
@@ -95,6 +96,15 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
     return ToolExecutionResult(
         output=to_json(remaining), framework_data=framework_data, images=images
     )
+
+
+async def _run(
+    setup: RunnerSetup, tool: BaseTool, arguments: dict[str, Any], context: ToolContext
+) -> Any:
+    if not setup.tools_in_threads or tool.name in setup.loop_bound_tools:
+        return await tool.run_async(args=arguments, tool_context=context)
+    with own_threads():
+        return await tool.run_async(args=arguments, tool_context=context)
 
 
 def _context(setup: RunnerSetup, call: DeferredToolExecution) -> ToolContext:

@@ -12,6 +12,8 @@ from typing import Any
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.invocation_context import InvocationContext, LlmCallsLimitExceededError
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.apps.app import App, ResumabilityConfig
 from google.adk.events.event import Event
 from google.adk.runners import Runner
@@ -332,6 +334,7 @@ class _TurnAttempt:
                     metadata=metadata,
                     took_steering=attempt.took_steering,
                 )
+            self._check_progress(events)
             return ContinueTurn(
                 run_state=run_state.to_json(),
                 usage=usage,
@@ -447,6 +450,33 @@ class _TurnAttempt:
                     return item.model_dump(mode="json", exclude_none=True, fallback=to_json)
         raise AgentTurnError(f"ADK wrote no response for the answered call {call_id!r}")
 
+    def _check_progress(self, events: list[Event]) -> None:
+        attempt = self._attempt
+        before = len(self._state.events) if self._state is not None else 0
+        if attempt.model_calls or len(events) > before or attempt.paused_responses():
+            return
+        if not attempt.inputs:
+            raise AgentTurnError(
+                "ADK made no progress: it neither asked a model nor ran what the turn waits for"
+            )
+
+    def _check_complete(self, events: list[Event], answered: set[str | None]) -> None:
+        """A cancellation that a callback raises looks to ADK like an end."""
+        has_branches = any(isinstance(n, ParallelAgent) for n in self._setup.tree.nodes())
+        lost = [
+            call.name
+            for event in events
+            for call in event.get_function_calls()
+            if call.id not in answered and not (has_branches and event.branch)
+        ]
+        if lost:
+            raise AgentTurnError(
+                f"the run ended without the results of {', '.join(map(str, lost))}; what ran is "
+                f"recorded"
+            )
+        if isinstance(self._setup.tree.root, LlmAgent) and all(e.author == USER for e in events):
+            raise ModelCallError("the run ended before the agent said anything")
+
     def _check_end(self, events: list[Event]) -> None:
         attempt = self._attempt
         answered = {item.id for event in events for item in event.get_function_responses()}
@@ -461,6 +491,7 @@ class _TurnAttempt:
                 f"ADK paused for {', '.join(map(str, paused))}, which a durable session does not "
                 f"support yet"
             )
+        self._check_complete(events, answered)
         last = next((event for event in reversed(events) if event.author != USER), None)
         if last is not None and last.error_code and not _has_answer(last):
             code: Any = last.error_code

@@ -22,6 +22,7 @@ _COUNTS = {
     "max_message_bytes": (1, 512 * _KIB),
     "max_result_bytes": (4 * _KIB, 1024 * _KIB),
     "max_queued_messages": (1, 1_000),
+    "max_parallel_calls": (1, 1_000),
 }
 
 
@@ -44,6 +45,8 @@ class AgentSessionOptions:
         max_result_bytes: Largest tool result as stored, compressed; a larger one is cut, and says
             so. The results of one response share 2 MiB.
         max_queued_messages: User messages that may wait for their turn.
+        max_parallel_calls: How many calls of one response, not counting approved ones, run at once;
+            the others follow. It keeps a session from taking all slots of a Worker.
         tracing: OpenTelemetry spans of each turn; none by default.
         idle_lifetime: A session that waits for a message of its user this long is closed; ``None``
             keeps it open for ever. A turn that waits for a person is not idle. It counts from the
@@ -63,6 +66,7 @@ class AgentSessionOptions:
     max_message_bytes: int = 256 * _KIB
     max_result_bytes: int = 256 * _KIB
     max_queued_messages: int = 100
+    max_parallel_calls: int = 16
     tracing: TracingOptions | None = None
     idle_lifetime: timedelta | None = None
 

@@ -218,6 +218,7 @@ class CallTask:
     waits: int = 0  # how often it has waited since its tool first ran
     answer: Json = None  # of the approval that the tool itself asked for
     edited_arguments: Mapping[str, Json] | None = None  # of the person who approved
+    following: tuple[CallTask, ...] = ()  # start one after the other when this one has ended
 
     @property
     def interrupt_id(self) -> str:
@@ -243,6 +244,7 @@ class CallTask:
             "interrupt": _interrupt_to_json(self.interrupt),
             "waits": self.waits,
             "answer": self.answer,
+            "following": [task.to_json() for task in self.following],
             "edited_arguments": self.edited_arguments,
         }
 
@@ -254,6 +256,7 @@ class CallTask:
         call["effect"] = ToolEffect(call["effect"])
         call["interrupt"] = _interrupt_from_json(call.get("interrupt"))
         task["interrupt"] = _interrupt_from_json(data.get("interrupt"))
+        task["following"] = tuple(cls.from_json(item) for item in data.get("following") or ())
         task["call"] = _known(RequestedToolCall, call)
         return cls(**task)
 

@@ -9,7 +9,17 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dex import AsyncContext, Step, StepDecision, StepOptions, Timer, Wait, dead_end, go_to_many
+from dex import (
+    AsyncContext,
+    Step,
+    StepDecision,
+    StepMovement,
+    StepOptions,
+    Timer,
+    Wait,
+    dead_end,
+    go_to_many,
+)
 
 from dex_agents import _failpoints
 from dex_agents._contract import (
@@ -47,7 +57,9 @@ AFTER_THE_WAIT = 1  # WaitFor and Execute of one Step execution share their even
 REJECTED_TEXT = "The user rejected this tool call, so it was not run."
 
 
-def finish(context: AsyncContext, task: CallTask, record: ToolCallRecord) -> StepDecision:
+def finish(
+    context: AsyncContext, flow: AgentSessionFlow, task: CallTask, record: ToolCallRecord
+) -> StepDecision:
     """Store a call's record and tell the Step that waits for it: one commit."""
     if task.edited_arguments is not None:
         record = replace(record, edited_arguments=task.edited_arguments)
@@ -55,7 +67,16 @@ def finish(context: AsyncContext, task: CallTask, record: ToolCallRecord) -> Ste
     resources.records.set(context, key, encode(record_to_json(record)))
     resources.call_notes.set(context, key, encode(finished_call(record).to_json()))
     resources.finished_calls.publish(context, task.batch, task.index)
-    return dead_end()
+    following = start_following(flow, task)
+    return go_to_many(*following) if following else dead_end()
+
+
+def start_following(flow: AgentSessionFlow, task: CallTask) -> list[StepMovement[bytes]]:
+    """To the call that has waited for this one, if any."""
+    if not task.following:
+        return []
+    first, *rest = task.following
+    return [step_options.call_tool(flow.options, replace(first, following=tuple(rest)))]
 
 
 def finished_event(events: StepEvents, task: CallTask, record: ToolCallRecord) -> None:
@@ -131,7 +152,7 @@ class AwaitToolApproval(AwaitInterrupt):
         )
         finished_event(events, task, record)
         events.close()
-        return finish(context, task, record)
+        return finish(context, self._flow, task, record)
 
 
 class _ToolStep(Step[bytes]):
@@ -165,7 +186,7 @@ class _ToolStep(Step[bytes]):
             finished_event(events, task, record)
         finally:
             events.close()
-        return finish(context, task, record)
+        return finish(context, self._flow, task, record)
 
     async def _run(
         self, context: AsyncContext, task: CallTask, tool_context: object
@@ -251,7 +272,7 @@ class RecordToolOutcome(Step[bytes]):
         events = StepEvents(self._flow.event_stream, context, task.turn_id)
         finished_event(events, task, record)
         events.close()
-        return finish(context, task, record)
+        return finish(context, self._flow, task, record)
 
 
 def wait_for_answer(
@@ -261,14 +282,19 @@ def wait_for_answer(
     allowed_s = flow.interrupt_deadline_s
     deadline_ms = None if allowed_s is None else now_ms() + allowed_s * 1_000
     waiting = replace(
-        task, interrupt=interrupt, waits=task.waits + 1, deadline_ms=deadline_ms, answer=None
+        task,
+        interrupt=interrupt,
+        waits=task.waits + 1,
+        deadline_ms=deadline_ms,
+        answer=None,
+        following=(),
     )
     asked = encode(stored_interrupt(waiting).to_json())
     resources.interrupts.set(context, waiting.interrupt_id, asked)
     # Steps side by side may write this, so it does not count on what they have read.
     revision = resources.revision.get(context) or 0
     resources.revision.set(context, max(revision + 1, now_ms()))
-    return go_to_many(step_options.await_answer(waiting))
+    return go_to_many(step_options.await_answer(waiting), *start_following(flow, task))
 
 
 def stored_interrupt(task: CallTask) -> StoredInterrupt:

@@ -6,6 +6,7 @@ The SDK takes async handlers; its type hints know only the others, hence ``type:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dex import (
@@ -299,7 +300,21 @@ class RunModel(Step[bytes]):
         if interrupts:
             grow_revision(context)
         after = Round(before.turn_id, batch, len(tasks), has_context, before.summarized_turns)
-        return go_to_many(*map(self._movement, tasks), step_options.resume_turn(after))
+        lanes = self._lanes(tasks)
+        return go_to_many(*map(self._movement, lanes), step_options.resume_turn(after))
+
+    def _lanes(self, tasks: Sequence[CallTask]) -> list[CallTask]:
+        """The calls that start now; each of the others follows one of them."""
+        waiting = [task for task in tasks if _waits_first(task)]
+        running = [task for task in tasks if not _waits_first(task)]
+        width = self._flow.options.max_parallel_calls
+        return [
+            *waiting,
+            *(
+                replace(task, following=tuple(running[number + width :: width]))
+                for number, task in enumerate(running[:width])
+            ),
+        ]
 
     def _tasks(
         self,
@@ -341,6 +356,10 @@ class RunModel(Step[bytes]):
         resources.run_states.set(context, before.turn_id, run_state)
         resources.turn_states.set(context, before.turn_id, encode(state.to_json()))
         forget_round(context, before)
+
+
+def _waits_first(task: CallTask) -> bool:
+    return task.call.requires_approval or task.interrupt is not None
 
 
 def _read_records(context: AsyncContext, before: Round) -> list[ToolCallRecord]:

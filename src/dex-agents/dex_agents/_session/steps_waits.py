@@ -44,7 +44,7 @@ class AwaitAnswer(AwaitInterrupt):
         )
         finished_event(events, task, record)
         events.close()
-        return finish(context, task, record)
+        return finish(context, self._flow, task, record)
 
 
 def _record(task: CallTask, answer: dict[str, Json] | None) -> ToolCallRecord:
