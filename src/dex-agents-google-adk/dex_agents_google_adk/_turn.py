@@ -462,20 +462,23 @@ class _TurnAttempt:
 
     def _check_complete(self, events: list[Event], answered: set[str | None]) -> None:
         """A cancellation that a callback raises looks to ADK like an end."""
-        has_branches = any(isinstance(n, ParallelAgent) for n in self._setup.tree.nodes())
+        nodes = list(self._setup.tree.nodes())
+        has_branches = any(isinstance(node, ParallelAgent) for node in nodes)
+        # A task may wait for the user's next message, so its call stays open.
+        tasks = {node.name for node in nodes if getattr(node, "mode", None) == "task"}
         lost = [
             call.name
             for event in events
             for call in event.get_function_calls()
-            if call.id not in answered and not (has_branches and event.branch)
+            if call.id not in answered
+            and call.name not in tasks
+            and not (has_branches and event.branch)
         ]
         if lost:
             raise AgentTurnError(
                 f"the run ended without the results of {', '.join(map(str, lost))}; what ran is "
                 f"recorded"
             )
-        if isinstance(self._setup.tree.root, LlmAgent) and all(e.author == USER for e in events):
-            raise ModelCallError("the run ended before the agent said anything")
 
     def _check_end(self, events: list[Event]) -> None:
         attempt = self._attempt
@@ -498,6 +501,8 @@ class _TurnAttempt:
             raise classify_answer(str(getattr(code, "value", code)), last.error_message)
         if attempt.has_silent_model_call:
             raise ModelCallError("the model gave no content")
+        if isinstance(self._setup.tree.root, LlmAgent) and all(e.author == USER for e in events):
+            raise ModelCallError("the run ended before the agent said anything")
 
     def _message(self, event: Event) -> AgentMessage:
         if event is self._session.events[self._turn_starts_at] and event.author == USER:
