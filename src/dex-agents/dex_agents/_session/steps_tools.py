@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -52,6 +53,7 @@ from dex_agents._tracing import SpanPlace
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
 
+_LOGGER = logging.getLogger("dex_agents")
 EXPIRED_TEXT = "Nobody approved this tool call before its deadline, so it was not run."
 AFTER_THE_WAIT = 1  # WaitFor and Execute of one Step execution share their events' numbers
 REJECTED_TEXT = "The user rejected this tool call, so it was not run."
@@ -234,6 +236,8 @@ class _ToolStep(Step[bytes]):
                 attempt=context.attempt,
             )
         except RUNNER_FAILURES as error:
+            # What leaves the Step has no traceback of the tool any more.
+            _LOGGER.warning("tool %s failed", call.tool_name, exc_info=error)
             failure = tool_failure(error)
             span.end(type(error).__name__, str(failure))
             raise failure from None

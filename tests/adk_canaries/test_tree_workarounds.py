@@ -1,0 +1,88 @@
+"""The workarounds for trees fit this ADK, and step aside with a warning when ADK has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
+from google.adk.utils import _sync_runner
+from google.adk.workflow import _llm_agent_wrapper
+from google.adk.workflow._dynamic_node_scheduler import DynamicNodeScheduler
+
+from dex_agents_google_adk._adk_workarounds import (
+    AdkWorkaroundWarning,
+    agent_callbacks,
+    entry_agent_replay,
+    task_delegations,
+    tool_threads,
+)
+from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_misleading_path
+from dex_agents_google_adk._adk_workarounds.workflow_markers import is_workflow_marker
+
+PATCHED: list[tuple[Any, Any, str, str]] = [
+    (agent_callbacks, BaseAgent, "_handle_before_agent_callback", "callbacks around an agent"),
+    (agent_callbacks, BaseAgent, "_handle_after_agent_callback", "callbacks around an agent"),
+    (entry_agent_replay, DynamicNodeScheduler, "_execute_step", "begins with a sub-agent"),
+    (task_delegations, _llm_agent_wrapper, "_find_unresolved_task_delegations", "hands on a task"),
+]
+
+
+@pytest.mark.parametrize("module,owner,name,message", PATCHED, ids=[item[2] for item in PATCHED])
+def test_a_patch_fits_and_steps_aside(
+    module: Any, owner: Any, name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert module.apply()
+    patched = getattr(owner, name)
+    assert module.apply() and getattr(owner, name) is patched
+
+    async def changed(self: Any, something: Any, more: Any, else_: Any) -> None:
+        raise AssertionError("never called")
+
+    monkeypatch.setattr(owner, name, changed)
+    with pytest.warns(AdkWorkaroundWarning, match=message):
+        assert not module.apply()
+    assert getattr(owner, name) is changed
+
+
+async def test_tool_threads_step_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tool_threads.own_threads():
+        assert _sync_runner._resolve_sync_callable_runner() is tool_threads._run
+    monkeypatch.delattr(_sync_runner, "_use_sync_callable_runner")
+    with (
+        pytest.warns(AdkWorkaroundWarning, match="keeps one of the tool threads"),
+        tool_threads.own_threads(),
+    ):
+        pass
+
+
+def test_paths_that_mislead_are_forgotten() -> None:
+    names = {"seq", "one"}
+
+    def event(author: str, **actions: Any) -> Event:
+        made = Event(author=author, actions=EventActions(**actions))
+        made.node_info.path = "root@1/seq@1"
+        forget_misleading_path(made, names)
+        return made
+
+    assert event("one", transfer_to_agent="x").node_info.path == ""
+    assert event("seq", agent_state={"current_sub_agent": "one"}).node_info.path == ""
+    assert event("seq", end_of_agent=True).node_info.path == "root@1/seq@1"
+    assert event("user").node_info.path == "root@1/seq@1"
+
+
+def test_marks_of_workflows_are_known() -> None:
+    checkpoint = Event(author="wf", actions=EventActions(agent_state={"nodes": {}}))
+    end = Event(author="wf", actions=EventActions(end_of_agent=True))
+    repeated = Event(author="wf", output="x")
+    result = Event(author="wf", output="x")
+    result.node_info.output_for = ["wf@1"]
+    assert [is_workflow_marker(e, {"wf"}) for e in (checkpoint, end, repeated, result)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert not is_workflow_marker(end, {"other"})
