@@ -14,6 +14,8 @@ from dex_lite._errors import (
     DexLiteError,
     EngineStoppedError,
     PortInUseError,
+    TokenFileError,
+    TokenNeededError,
 )
 from dex_lite._options import EngineOptions
 from dex_lite._server import RunningEngine, open_engine
@@ -31,5 +33,7 @@ __all__ = [
     "Limits",
     "PortInUseError",
     "RunningEngine",
+    "TokenFileError",
+    "TokenNeededError",
     "open_engine",
 ]

@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 from dex.dexpb import dex_pb2_grpc
 
+from dex_lite._auth import TokenFile, TokenInterceptor, check_exposure
 from dex_lite._engine import Engine
 from dex_lite._errors import DexLiteError, PortInUseError
 from dex_lite._flow_service import FlowService
@@ -47,18 +48,23 @@ async def open_engine(
     host: str = "127.0.0.1",
     port: int = 0,
     options: EngineOptions | None = None,
+    token_file: str | os.PathLike[str] | None = None,
 ) -> AsyncIterator[RunningEngine]:
     """Open a data file and serve it until the block ends.
 
     Args:
         path: The SQLite file; made if it is not there, its folder must exist.
-        host: Address to serve on. There is no authentication, so keep it on the loopback.
+        host: Address to serve on. One that other machines reach needs a token file.
         port: 0 lets the system choose; see ``address`` of the result.
         options: Settings.
+        token_file: One valid bearer token on each line; every call and stream has to bring one of
+            them. It is read again when it changes.
 
     Raises:
         DexLiteError: The file or the port cannot be used; the text says who holds it and the way out.
     """
+    check_exposure(host, token_file)
+    tokens = None if token_file is None else TokenFile(token_file)
     options = options or EngineOptions()
     loop = asyncio.get_running_loop()
     failed: asyncio.Future[DexLiteError] = loop.create_future()
@@ -89,6 +95,7 @@ async def open_engine(
                 "took up %d open Flows in %.2f s", len(engine.runs), time.monotonic() - started
             )
         server = grpc.aio.server(
+            interceptors=[] if tokens is None else [TokenInterceptor(tokens)],
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", options.limits.request),
@@ -96,17 +103,18 @@ async def open_engine(
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_permit_without_calls", 1),
-            ]
+            ],
         )
         dex_pb2_grpc.add_FlowServiceServicer_to_server(FlowService(engine), server)
         add_worker_task_service(server, matcher)
+        name = f"[{host}]" if ":" in host and not host.startswith("[") else host
         try:
-            bound = server.add_insecure_port(f"{host}:{port}")
+            bound = server.add_insecure_port(f"{name}:{port}")
         except RuntimeError:
             bound = 0
         if not bound:
             raise PortInUseError(host, port)
-        address = f"{host}:{bound}"
+        address = f"{name}:{bound}"
         journal.set_address(address)
         await server.start()
         try:
