@@ -56,10 +56,10 @@ def refused(*arguments: str, folder: Path) -> str:
     return done.stderr
 
 
-def is_healthy(address: str) -> bool:
+def is_healthy(address: str, *metadata: tuple[str, str]) -> bool:
     with grpc.insecure_channel(address) as channel:
         stub = dex_pb2_grpc.FlowServiceStub(channel)
-        stub.HealthCheck(empty_pb2.Empty(), timeout=10)
+        stub.HealthCheck(empty_pb2.Empty(), timeout=10, metadata=metadata)
         return True
 
 
@@ -115,6 +115,21 @@ def test_unusable_address(tmp_path: Path) -> None:
     assert not (tmp_path / ".dex-lite").exists()
 
 
+def test_an_open_address_needs_a_token_file(tmp_path: Path) -> None:
+    line = refused("--bind", "0.0.0.0", "--port", "0", folder=tmp_path)
+    assert "refused to serve on 0.0.0.0" in line
+    assert "--token-file FILE" in line
+    assert not (tmp_path / ".dex-lite").exists()
+
+
+def test_a_token_file_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("a-token-0123456789\n")
+    with running("--port", "0", "--token-file", "tokens", folder=tmp_path) as (_, address):
+        with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+            is_healthy(address)
+        assert is_healthy(address, ("authorization", "Bearer a-token-0123456789"))
+
+
 def test_help_lists_the_options() -> None:
     done = subprocess.run(
         [*DEV, "--help"],
@@ -123,5 +138,5 @@ def test_help_lists_the_options() -> None:
         check=True,
         env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
     )
-    for option in ("--data", "--port", "--host"):
+    for option in ("--data", "--port", "--host", "--bind", "--token-file"):
         assert option in done.stdout

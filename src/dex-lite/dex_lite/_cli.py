@@ -34,17 +34,23 @@ def _root() -> None:
 def dev(
     data: Annotated[Path, typer.Option(help="The data file; it is created.")] = DEFAULT_DATA_FILE,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8801,
-    host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option("--host", "--bind", help="The address to serve on.")
+    ] = "127.0.0.1",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="Valid bearer tokens, one a line; needed to serve beyond 127.0.0.1."),
+    ] = None,
 ) -> None:
     """Serve a data file for development, until SIGINT or SIGTERM."""
     try:
-        asyncio.run(_serve(data, host, port))
+        asyncio.run(_serve(data, host, port, token_file))
     except DexLiteError as error:
         print(f"dex-lite: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
 
 
-async def _serve(data: Path, host: str, port: int) -> None:
+async def _serve(data: Path, host: str, port: int, token_file: Path | None) -> None:
     # Here, so that `--help` does not wait for grpc.
     from dex_lite import open_engine
 
@@ -53,7 +59,7 @@ async def _serve(data: Path, host: str, port: int) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with open_engine(data, host=host, port=port) as engine:
+    async with open_engine(data, host=host, port=port, token_file=token_file) as engine:
         print(f"dex-lite ready on {engine.address}, data in {data}", flush=True)
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(engine.wait_failed())
