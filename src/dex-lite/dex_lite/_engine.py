@@ -32,6 +32,7 @@ from dex_lite._machine.facts import (
 from dex_lite._machine.model import Failure, RunState, StepExecution
 from dex_lite._machine.turn import CancelTask, Effect, Ready, SetTimer, Turn
 from dex_lite._matching import Matcher, Slot, Task, Unstarted
+from dex_lite._meter import Meter
 from dex_lite._options import EngineOptions
 from dex_lite._records import AddFacts, PutRun, PutSnapshot, RunRow, Write
 from dex_lite._rpcs import RpcTask
@@ -54,8 +55,14 @@ class Engine:
     """All runs of one data file."""
 
     def __init__(
-        self, journal: Journal, matcher: Matcher, streams: StreamLog, options: EngineOptions
+        self,
+        journal: Journal,
+        matcher: Matcher,
+        streams: StreamLog,
+        options: EngineOptions,
+        meter: Meter | None = None,
     ) -> None:
+        self.meter = meter or Meter()
         self.journal = journal
         self.matcher = matcher
         self.streams = streams
@@ -235,6 +242,7 @@ class Engine:
             "UNKNOWN_NAME" if is_unknown else "NO_WORKER_AVAILABLE",
             is_delivered=False,
         )
+        self.meter.step_failed(task.kind, failure.error_type)
         turn = self.turn(run)
         decide.fail_dispatch(turn, task.execution_id, failure)
         self.store(run, turn)
@@ -282,6 +290,7 @@ class Engine:
         if run.live.get(execution_id) is not live or self._stopped is not None:
             return
         live.slot.send(data)
+        self.meter.steps["dispatched", live.slot.task.kind] += 1
         live.beat_at = asyncio.get_running_loop().time()
         self._watch(run, execution_id, live)
 
@@ -317,6 +326,7 @@ class Engine:
             "TASK_TOO_LARGE",
             is_delivered=False,
         )
+        self.meter.step_failed(run.state.steps[execution_id].method, failure.error_type)
         turn = self.turn(run)
         decide.fail(turn, execution_id, token, failure, is_retryable=False)
         self.store(run, turn)
@@ -333,6 +343,7 @@ class Engine:
     ) -> None:
         """A failed attempt; its newest heartbeat value is kept first."""
         self._leave(run, execution_id, live)
+        self.meter.step_failed(live.slot.task.kind, failure.error_type)
         turn = self.turn(run)
         if live.is_heartbeat_new:
             decide.keep_heartbeat(turn, execution_id, live.slot.token, live.heartbeat)
@@ -363,6 +374,7 @@ class Engine:
             return
         run, execution_id, live = found
         self._leave(run, execution_id, live)
+        self.meter.steps["given_back", slot.task.kind] += 1
         turn = self.turn(run)
         decide.give_back(
             turn, execution_id, slot.token, is_half_close=reason is Unstarted.HALF_CLOSED
@@ -435,6 +447,7 @@ class Engine:
             self._bad_result(run, execution_id, live, str(error))
             return
         self._leave(run, execution_id, live)
+        self.meter.steps["completed", step.method] += 1
         turn = self.turn(run)
         if is_wait_for:
             decide.complete_wait_for(turn, execution_id, live.slot.token, wait_result)

@@ -124,6 +124,17 @@ class TokenNeededError(DexLiteError):
         self.host = host
 
 
+class ExtraMissingError(DexLiteError):
+    """A part of dex-lite needs a package that is not installed."""
+
+    def __init__(self, extra: str, package: str) -> None:
+        super().__init__(
+            f"{package} is not installed. Install it with: pip install 'dex-lite[{extra}]'"
+        )
+        self.extra = extra
+        self.package = package
+
+
 class EngineStoppedError(DexLiteError):
     """The engine was used after it stopped."""
 

@@ -128,6 +128,19 @@ class Matcher:
             return False
         return all(task.refusal_key in worker.refused for worker in workers.values())
 
+    @property
+    def depth(self) -> int:
+        """Tasks without a stream."""
+        return self._waiting_count
+
+    @property
+    def stream_count(self) -> int:
+        return self._stream_count
+
+    @property
+    def worker_count(self) -> int:
+        return len(self._workers)
+
     def has_workers(self, flow_type: str) -> bool:
         return flow_type in self._by_flow_type
 

@@ -15,11 +15,14 @@ import grpc.aio
 from dex.dexpb import dex_pb2_grpc
 
 from dex_lite._auth import TokenFile, TokenInterceptor, check_exposure
+from dex_lite._calls import CallMeter
 from dex_lite._engine import Engine
 from dex_lite._errors import DexLiteError, PortInUseError
 from dex_lite._flow_service import FlowService
 from dex_lite._journal import Journal
 from dex_lite._matching import Matcher
+from dex_lite._meter import Meter
+from dex_lite._metrics import serve_metrics
 from dex_lite._options import EngineOptions
 from dex_lite._stream_log import StreamLog
 from dex_lite._worker_service import add_worker_task_service
@@ -29,11 +32,21 @@ _CALLS_END_WITHIN_S = 2.0
 
 
 class RunningEngine:
-    """An engine that serves on :attr:`address`; made by :func:`open_engine`."""
+    """An engine that serves on :attr:`address`; made by :func:`open_engine`.
 
-    def __init__(self, path: str, address: str, failed: asyncio.Future[DexLiteError]) -> None:
+    Its metrics are at ``http://{metrics_address}/metrics``, if they were asked for.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        address: str,
+        failed: asyncio.Future[DexLiteError],
+        metrics_address: str | None = None,
+    ) -> None:
         self.path = path
         self.address = address
+        self.metrics_address = metrics_address
         self._failed = failed
 
     async def wait_failed(self) -> DexLiteError:
@@ -49,6 +62,8 @@ async def open_engine(
     port: int = 0,
     options: EngineOptions | None = None,
     token_file: str | os.PathLike[str] | None = None,
+    metrics_port: int | None = None,
+    metrics_host: str = "127.0.0.1",
 ) -> AsyncIterator[RunningEngine]:
     """Open a data file and serve it until the block ends.
 
@@ -59,6 +74,9 @@ async def open_engine(
         options: Settings.
         token_file: One valid bearer token on each line; every call and stream has to bring one of
             them. It is read again when it changes.
+        metrics_port: Serve metrics for Prometheus there, without a token; 0 lets the system choose.
+            Needs the extra ``metrics``.
+        metrics_host: Address of the metrics.
 
     Raises:
         DexLiteError: The file or the port cannot be used; the text says who holds it and the way out.
@@ -80,12 +98,18 @@ async def open_engine(
             engine.matcher.close()
             engine.stop(str(error))
 
+    meter = Meter()
     journal = Journal.open(
-        str(Path(path)), durability=options.durability, loop=loop, on_failed=on_failed
+        str(Path(path)),
+        durability=options.durability,
+        loop=loop,
+        on_failed=on_failed,
+        on_commit=meter.committed,
     )
+    closing = contextlib.AsyncExitStack()
     try:
         matcher = Matcher(eager_registration=options.eager_registration)
-        engine = Engine(journal, matcher, StreamLog(journal), options)
+        engine = Engine(journal, matcher, StreamLog(journal), options, meter)
         stop_for_good.append(engine)
         matcher.set_host(engine)
         started = time.monotonic()
@@ -95,7 +119,10 @@ async def open_engine(
                 "took up %d open Flows in %.2f s", len(engine.runs), time.monotonic() - started
             )
         server = grpc.aio.server(
-            interceptors=[] if tokens is None else [TokenInterceptor(tokens)],
+            interceptors=[
+                CallMeter(meter),
+                *([] if tokens is None else [TokenInterceptor(tokens)]),
+            ],
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", options.limits.request),
@@ -116,12 +143,18 @@ async def open_engine(
             raise PortInUseError(host, port)
         address = f"{name}:{bound}"
         journal.set_address(address)
+        metrics_address = None
+        if metrics_port is not None:
+            metrics_address = await closing.enter_async_context(
+                serve_metrics(engine, metrics_host, metrics_port)
+            )
         await server.start()
         try:
-            yield RunningEngine(str(path), address, failed)
+            yield RunningEngine(str(path), address, failed, metrics_address)
         finally:
             await _shut_down(engine, matcher, server, options)
     finally:
+        await closing.aclose()
         await journal.close()
         if not failed.done():
             failed.cancel()
