@@ -16,6 +16,7 @@ from typing import Any
 from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._journal import Journal
+from dex_lite._logs import event
 from dex_lite._machine import decide
 from dex_lite._machine.facts import (
     MethodCompleted,
@@ -142,6 +143,7 @@ class Engine:
                     run.snapshots.pop(fact.execution_id, None)
                 elif isinstance(fact, RunStarted | RunClosed):
                     is_row_new = True
+                    _note_run(state)
             if is_row_new:
                 row = run.row()
                 writes.insert(0, PutRun(row))  # the journal wants a run before its facts
@@ -242,7 +244,7 @@ class Engine:
             "UNKNOWN_NAME" if is_unknown else "NO_WORKER_AVAILABLE",
             is_delivered=False,
         )
-        self.meter.step_failed(task.kind, failure.error_type)
+        self._note_failed(run, task.execution_id, failure)
         turn = self.turn(run)
         decide.fail_dispatch(turn, task.execution_id, failure)
         self.store(run, turn)
@@ -326,7 +328,7 @@ class Engine:
             "TASK_TOO_LARGE",
             is_delivered=False,
         )
-        self.meter.step_failed(run.state.steps[execution_id].method, failure.error_type)
+        self._note_failed(run, execution_id, failure)
         turn = self.turn(run)
         decide.fail(turn, execution_id, token, failure, is_retryable=False)
         self.store(run, turn)
@@ -343,7 +345,7 @@ class Engine:
     ) -> None:
         """A failed attempt; its newest heartbeat value is kept first."""
         self._leave(run, execution_id, live)
-        self.meter.step_failed(live.slot.task.kind, failure.error_type)
+        self._note_failed(run, execution_id, failure)
         turn = self.turn(run)
         if live.is_heartbeat_new:
             decide.keep_heartbeat(turn, execution_id, live.slot.token, live.heartbeat)
@@ -351,6 +353,23 @@ class Engine:
         if cancel:
             live.slot.cancel()
         self.store(run, turn)
+
+    def _note_failed(self, run: Run, execution_id: str, failure: Failure) -> None:
+        step = run.state.steps.get(execution_id)
+        if step is None:
+            return
+        self.meter.step_failed(step.method, failure.error_type)
+        event(
+            logging.WARNING,
+            "attempt_failed",
+            "an attempt of a Step failed",
+            flow_id=run.state.flow_id,
+            run_id=run.state.run_id,
+            step=execution_id,
+            method=step.method,
+            attempt=step.attempts_used,
+            error_type=failure.error_type,
+        )
 
     def _leave(self, run: Run, execution_id: str, live: LiveAttempt) -> None:
         live.stop_timers()
@@ -625,6 +644,18 @@ class Engine:
             else:
                 self.journal.when_durable(run.commit, partial(_resolve, waiter.future, found))
         run.waiters = left
+
+
+def _note_run(state: RunState) -> None:
+    event(
+        logging.INFO,
+        "flow_started" if state.is_open else "flow_closed",
+        "a Flow started" if state.is_open else "a Flow closed",
+        flow_id=state.flow_id,
+        run_id=state.run_id,
+        flow_type=state.flow_type,
+        status=state.status,
+    )
 
 
 def _resolve(future: asyncio.Future[Any], value: Any) -> None:

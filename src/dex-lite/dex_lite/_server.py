@@ -20,6 +20,7 @@ from dex_lite._engine import Engine
 from dex_lite._errors import DexLiteError, PortInUseError
 from dex_lite._flow_service import FlowService
 from dex_lite._journal import Journal
+from dex_lite._logs import event
 from dex_lite._matching import Matcher
 from dex_lite._meter import Meter
 from dex_lite._metrics import serve_metrics
@@ -27,7 +28,6 @@ from dex_lite._options import EngineOptions
 from dex_lite._stream_log import StreamLog
 from dex_lite._worker_service import add_worker_task_service
 
-_LOGGER = logging.getLogger("dex_lite")
 _CALLS_END_WITHIN_S = 2.0
 
 
@@ -89,7 +89,7 @@ async def open_engine(
     stop_for_good: list[Engine] = []
 
     def on_failed(error: BaseException) -> None:
-        _LOGGER.error("the engine stops: %s", error)
+        event(logging.ERROR, "engine_failed", f"the engine stops: {error}")
         if not failed.done():
             failed.set_result(
                 error if isinstance(error, DexLiteError) else DexLiteError(str(error))
@@ -114,10 +114,7 @@ async def open_engine(
         matcher.set_host(engine)
         started = time.monotonic()
         engine.recover()
-        if engine.runs:
-            _LOGGER.info(
-                "took up %d open Flows in %.2f s", len(engine.runs), time.monotonic() - started
-            )
+        recovered_s = time.monotonic() - started
         server = grpc.aio.server(
             interceptors=[
                 CallMeter(meter),
@@ -149,6 +146,17 @@ async def open_engine(
                 serve_metrics(engine, metrics_host, metrics_port)
             )
         await server.start()
+        event(
+            logging.INFO,
+            "engine_started",
+            "the engine serves",
+            address=address,
+            metrics_address=metrics_address,
+            path=journal.path,
+            durability=options.durability,
+            open_flows=len(engine.runs),
+            recovered_s=round(recovered_s, 3),
+        )
         try:
             yield RunningEngine(str(path), address, failed, metrics_address)
         finally:
@@ -156,6 +164,7 @@ async def open_engine(
     finally:
         await closing.aclose()
         await journal.close()
+        event(logging.INFO, "engine_stopped", "the engine gave the file free", path=journal.path)
         if not failed.done():
             failed.cancel()
 
@@ -164,6 +173,7 @@ async def _shut_down(
     engine: Engine, matcher: Matcher, server: grpc.aio.Server, options: EngineOptions
 ) -> None:
     """Let running handlers end, then answer everybody who still waits that it is over."""
+    event(logging.INFO, "engine_stopping", "the engine waits for what runs", wait_s=options.drain_s)
     await matcher.drain(options.drain_s)
     matcher.close()
     engine.stop("the engine is stopping")
