@@ -21,6 +21,7 @@ from dex import (
     Channel,
     ClientOptions,
     Context,
+    Credential,
     Flow,
     PersistenceSchema,
     PullWorkerOptions,
@@ -98,12 +99,23 @@ class Mailbox(Flow[int]):
 class App:
     """A Registry with its Client, and as many Workers as a test wants, at one engine."""
 
-    def __init__(self, address: str, folder: Path, flows: Sequence[Flow[Any]]) -> None:
+    def __init__(
+        self,
+        address: str,
+        folder: Path,
+        flows: Sequence[Flow[Any]],
+        credential: Credential | None = None,
+    ) -> None:
         self.address = address
+        self._credential = credential
         self.registry = Registry(list(flows), allow_async_handlers=True)
         self._cache = open_blob_cache(BlobCacheConfig(str(folder / "cache"), 1 << 20))
         self._workers: list[tuple[AsyncWorker, asyncio.Task[None]]] = []
-        self.client = AsyncClient(self.registry, self._cache, ClientOptions(server_address=address))
+        self.client = AsyncClient(
+            self.registry,
+            self._cache,
+            ClientOptions(server_address=address, credential=credential),
+        )
 
     async def call(self, method: Any, flow_id: str, input: object = None) -> Any:
         """Invoke an RPC. The SDK types RPC methods as synchronous; it takes coroutines too."""
@@ -117,6 +129,7 @@ class App:
             WorkerOptions(
                 server_address=self.address,
                 pull=PullWorkerOptions(max_concurrent_tasks=16, idle_streams_per_queue=2),
+                credential=self._credential,
             ),
         )
         self._workers.append((worker, asyncio.create_task(worker.start())))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,10 +58,10 @@ def refused(*arguments: str, folder: Path) -> str:
     return done.stderr
 
 
-def is_healthy(address: str) -> bool:
+def is_healthy(address: str, *metadata: tuple[str, str]) -> bool:
     with grpc.insecure_channel(address) as channel:
         stub = dex_pb2_grpc.FlowServiceStub(channel)
-        stub.HealthCheck(empty_pb2.Empty(), timeout=10)
+        stub.HealthCheck(empty_pb2.Empty(), timeout=10, metadata=metadata)
         return True
 
 
@@ -115,6 +117,38 @@ def test_unusable_address(tmp_path: Path) -> None:
     assert not (tmp_path / ".dex-lite").exists()
 
 
+def test_an_open_address_needs_a_token_file(tmp_path: Path) -> None:
+    line = refused("--bind", "0.0.0.0", "--port", "0", folder=tmp_path)
+    assert "refused to serve on 0.0.0.0" in line
+    assert "--token-file FILE" in line
+    assert not (tmp_path / ".dex-lite").exists()
+
+
+def test_a_token_file_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("a-token-0123456789\n")
+    with running("--port", "0", "--token-file", "tokens", folder=tmp_path) as (_, address):
+        with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+            is_healthy(address)
+        assert is_healthy(address, ("authorization", "Bearer a-token-0123456789"))
+
+
+def test_metrics_and_logs_are_asked_for(tmp_path: Path) -> None:
+    asked = ("--port", "0", "--metrics-port", "0", "--log-format", "json")
+    with running(*asked, folder=tmp_path) as (process, address):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.fullmatch(r"metrics on (http://127\.0\.0\.1:\d+/metrics)\n", line)
+        assert found, line
+        with urllib.request.urlopen(found[1], timeout=30) as answer:
+            assert b"dex_lite_open_flows 0.0" in answer.read()
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    events = [json.loads(line) for line in errors.splitlines()]
+    names = [event["event"] for event in events]
+    assert names == ["engine_started", "engine_stopping", "engine_stopped"]
+    assert events[0]["address"] == address
+
+
 def test_help_lists_the_options() -> None:
     done = subprocess.run(
         [*DEV, "--help"],
@@ -123,5 +157,13 @@ def test_help_lists_the_options() -> None:
         check=True,
         env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
     )
-    for option in ("--data", "--port", "--host"):
+    for option in (
+        "--data",
+        "--port",
+        "--host",
+        "--bind",
+        "--token-file",
+        "--metrics-port",
+        "--log-format",
+    ):
         assert option in done.stdout

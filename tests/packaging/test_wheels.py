@@ -48,7 +48,7 @@ REQUIRES = {
     ],
 }
 EXTRAS = {
-    "dex-lite": set(),
+    "dex-lite": {"metrics"},
     "dex-agents": {"otel", "s3", "testing", "uvloop"},
     "dex-agents-google-adk": {"demo"},
 }

@@ -13,7 +13,10 @@ from dex_lite._errors import (
     DataFolderError,
     DexLiteError,
     EngineStoppedError,
+    ExtraMissingError,
     PortInUseError,
+    TokenFileError,
+    TokenNeededError,
 )
 from dex_lite._options import EngineOptions
 from dex_lite._server import RunningEngine, open_engine
@@ -28,8 +31,11 @@ __all__ = [
     "DexLiteError",
     "EngineOptions",
     "EngineStoppedError",
+    "ExtraMissingError",
     "Limits",
     "PortInUseError",
     "RunningEngine",
+    "TokenFileError",
+    "TokenNeededError",
     "open_engine",
 ]

@@ -16,6 +16,7 @@ from typing import Any
 from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._journal import Journal
+from dex_lite._logs import event
 from dex_lite._machine import decide
 from dex_lite._machine.facts import (
     MethodCompleted,
@@ -32,6 +33,7 @@ from dex_lite._machine.facts import (
 from dex_lite._machine.model import Failure, RunState, StepExecution
 from dex_lite._machine.turn import CancelTask, Effect, Ready, SetTimer, Turn
 from dex_lite._matching import Matcher, Slot, Task, Unstarted
+from dex_lite._meter import Meter
 from dex_lite._options import EngineOptions
 from dex_lite._records import AddFacts, PutRun, PutSnapshot, RunRow, Write
 from dex_lite._rpcs import RpcTask
@@ -54,8 +56,14 @@ class Engine:
     """All runs of one data file."""
 
     def __init__(
-        self, journal: Journal, matcher: Matcher, streams: StreamLog, options: EngineOptions
+        self,
+        journal: Journal,
+        matcher: Matcher,
+        streams: StreamLog,
+        options: EngineOptions,
+        meter: Meter | None = None,
     ) -> None:
+        self.meter = meter or Meter()
         self.journal = journal
         self.matcher = matcher
         self.streams = streams
@@ -135,6 +143,7 @@ class Engine:
                     run.snapshots.pop(fact.execution_id, None)
                 elif isinstance(fact, RunStarted | RunClosed):
                     is_row_new = True
+                    _note_run(state)
             if is_row_new:
                 row = run.row()
                 writes.insert(0, PutRun(row))  # the journal wants a run before its facts
@@ -235,6 +244,7 @@ class Engine:
             "UNKNOWN_NAME" if is_unknown else "NO_WORKER_AVAILABLE",
             is_delivered=False,
         )
+        self._note_failed(run, task.execution_id, failure)
         turn = self.turn(run)
         decide.fail_dispatch(turn, task.execution_id, failure)
         self.store(run, turn)
@@ -282,6 +292,7 @@ class Engine:
         if run.live.get(execution_id) is not live or self._stopped is not None:
             return
         live.slot.send(data)
+        self.meter.steps["dispatched", live.slot.task.kind] += 1
         live.beat_at = asyncio.get_running_loop().time()
         self._watch(run, execution_id, live)
 
@@ -317,6 +328,7 @@ class Engine:
             "TASK_TOO_LARGE",
             is_delivered=False,
         )
+        self._note_failed(run, execution_id, failure)
         turn = self.turn(run)
         decide.fail(turn, execution_id, token, failure, is_retryable=False)
         self.store(run, turn)
@@ -333,6 +345,7 @@ class Engine:
     ) -> None:
         """A failed attempt; its newest heartbeat value is kept first."""
         self._leave(run, execution_id, live)
+        self._note_failed(run, execution_id, failure)
         turn = self.turn(run)
         if live.is_heartbeat_new:
             decide.keep_heartbeat(turn, execution_id, live.slot.token, live.heartbeat)
@@ -340,6 +353,23 @@ class Engine:
         if cancel:
             live.slot.cancel()
         self.store(run, turn)
+
+    def _note_failed(self, run: Run, execution_id: str, failure: Failure) -> None:
+        step = run.state.steps.get(execution_id)
+        if step is None:
+            return
+        self.meter.step_failed(step.method, failure.error_type)
+        event(
+            logging.WARNING,
+            "attempt_failed",
+            "an attempt of a Step failed",
+            flow_id=run.state.flow_id,
+            run_id=run.state.run_id,
+            step=execution_id,
+            method=step.method,
+            attempt=step.attempts_used,
+            error_type=failure.error_type,
+        )
 
     def _leave(self, run: Run, execution_id: str, live: LiveAttempt) -> None:
         live.stop_timers()
@@ -363,6 +393,7 @@ class Engine:
             return
         run, execution_id, live = found
         self._leave(run, execution_id, live)
+        self.meter.steps["given_back", slot.task.kind] += 1
         turn = self.turn(run)
         decide.give_back(
             turn, execution_id, slot.token, is_half_close=reason is Unstarted.HALF_CLOSED
@@ -435,6 +466,7 @@ class Engine:
             self._bad_result(run, execution_id, live, str(error))
             return
         self._leave(run, execution_id, live)
+        self.meter.steps["completed", step.method] += 1
         turn = self.turn(run)
         if is_wait_for:
             decide.complete_wait_for(turn, execution_id, live.slot.token, wait_result)
@@ -612,6 +644,18 @@ class Engine:
             else:
                 self.journal.when_durable(run.commit, partial(_resolve, waiter.future, found))
         run.waiters = left
+
+
+def _note_run(state: RunState) -> None:
+    event(
+        logging.INFO,
+        "flow_started" if state.is_open else "flow_closed",
+        "a Flow started" if state.is_open else "a Flow closed",
+        flow_id=state.flow_id,
+        run_id=state.run_id,
+        flow_type=state.flow_type,
+        status=state.status,
+    )
 
 
 def _resolve(future: asyncio.Future[Any], value: Any) -> None:

@@ -110,6 +110,40 @@ class AddressError(DexLiteError):
         self.reason = reason
 
 
+class TokenFileError(DexLiteError):
+    """The file with the valid tokens cannot be used."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"token file {path} cannot be used: {reason}. "
+            "Put one token of at least 16 characters on each line."
+        )
+        self.path = path
+        self.reason = reason
+
+
+class TokenNeededError(DexLiteError):
+    """The engine would be reachable from other machines without a token."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"refused to serve on {host}: other machines could reach the engine, and no token is "
+            "asked for. Name a token file (--token-file FILE), or serve on 127.0.0.1."
+        )
+        self.host = host
+
+
+class ExtraMissingError(DexLiteError):
+    """A part of dex-lite needs a package that is not installed."""
+
+    def __init__(self, extra: str, package: str) -> None:
+        super().__init__(
+            f"{package} is not installed. Install it with: pip install 'dex-lite[{extra}]'"
+        )
+        self.extra = extra
+        self.package = package
+
+
 class EngineStoppedError(DexLiteError):
     """The engine was used after it stopped."""
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -70,8 +71,10 @@ class Journal:
         connection: sqlite3.Connection,
         loop: asyncio.AbstractEventLoop,
         on_failed: Callable[[BaseException], None],
+        on_commit: Callable[[float, int], None] | None = None,
     ) -> None:
         self.path = path
+        self._on_commit = on_commit
         self.boots = _schema.boots(connection)
         self._lock_file = lock_file
         self._connection = connection
@@ -108,10 +111,14 @@ class Journal:
         durability: Durability = "full",
         loop: asyncio.AbstractEventLoop,
         on_failed: Callable[[BaseException], None],
+        on_commit: Callable[[float, int], None] | None = None,
         address: str = "",
         connect: _schema.Connect = sqlite3.connect,
     ) -> Journal:
-        """Lock, check and open the file; raises the named errors of `_errors.py`. Blocks."""
+        """Lock, check and open the file; raises the named errors of `_errors.py`. Blocks.
+
+        `on_commit` hears in the writer thread how many seconds a commit took and its writes.
+        """
         if durability not in ("full", "normal"):
             raise ValueError(f"durability must be 'full' or 'normal', not {durability!r}")
         full_path = _schema.resolve(path)
@@ -119,7 +126,7 @@ class Journal:
         try:
             _schema.prepare(full_path, connect)
             connection = _schema.open_writer(full_path, durability, connect)
-            return cls(full_path, lock_file, connection, loop, on_failed)
+            return cls(full_path, lock_file, connection, loop, on_failed, on_commit)
         except BaseException:
             lock_file.release()
             raise
@@ -216,7 +223,10 @@ class Journal:
                     unmerged = 0
                 continue
             try:
+                started = time.perf_counter()
                 unmerged += self._batches.commit(batch)
+                if self._on_commit is not None:
+                    self._on_commit(time.perf_counter() - started, len(batch))
             except BaseException as error:
                 with self._mutex:
                     self._is_failed = True

@@ -15,9 +15,11 @@ Invariant between two calls: no waiting task could be given to a free stream.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from dex_lite._logs import event
 from dex_lite._worker import Queue, Worker
 from dex_lite._worker_load import WorkerLoad
 from dex_lite._worker_slot import MatcherHost, Slot, SlotState, Task, Unstarted
@@ -128,6 +130,19 @@ class Matcher:
             return False
         return all(task.refusal_key in worker.refused for worker in workers.values())
 
+    @property
+    def depth(self) -> int:
+        """Tasks without a stream."""
+        return self._waiting_count
+
+    @property
+    def stream_count(self) -> int:
+        return self._stream_count
+
+    @property
+    def worker_count(self) -> int:
+        return len(self._workers)
+
     def has_workers(self, flow_type: str) -> bool:
         return flow_type in self._by_flow_type
 
@@ -175,6 +190,7 @@ class Matcher:
             raise StreamRefused("too many streams are open")
         if worker is None:
             worker = self._add_worker(worker_id)
+            event(logging.INFO, "worker_connected", "a Worker connected", worker_id=worker_id)
         for flow_type in flow_types:
             if flow_type not in worker.flow_types:
                 worker.flow_types[flow_type] = None
@@ -296,6 +312,7 @@ class Matcher:
                 assert task is not None
                 self.park(slot, task)  # for no time at all: no stream can come
             del self._workers[worker.id]
+            event(logging.INFO, "worker_gone", "a Worker closed its streams", worker_id=worker.id)
             worker.load.stop()
             for flow_type in worker.flow_types:
                 workers = self._by_flow_type[flow_type]

@@ -14,25 +14,39 @@ import grpc
 import grpc.aio
 from dex.dexpb import dex_pb2_grpc
 
+from dex_lite._auth import TokenFile, TokenInterceptor, check_exposure
+from dex_lite._calls import CallMeter
 from dex_lite._engine import Engine
 from dex_lite._errors import DexLiteError, PortInUseError
 from dex_lite._flow_service import FlowService
 from dex_lite._journal import Journal
+from dex_lite._logs import event
 from dex_lite._matching import Matcher
+from dex_lite._meter import Meter
+from dex_lite._metrics import serve_metrics
 from dex_lite._options import EngineOptions
 from dex_lite._stream_log import StreamLog
 from dex_lite._worker_service import add_worker_task_service
 
-_LOGGER = logging.getLogger("dex_lite")
 _CALLS_END_WITHIN_S = 2.0
 
 
 class RunningEngine:
-    """An engine that serves on :attr:`address`; made by :func:`open_engine`."""
+    """An engine that serves on :attr:`address`; made by :func:`open_engine`.
 
-    def __init__(self, path: str, address: str, failed: asyncio.Future[DexLiteError]) -> None:
+    Its metrics are at ``http://{metrics_address}/metrics``, if they were asked for.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        address: str,
+        failed: asyncio.Future[DexLiteError],
+        metrics_address: str | None = None,
+    ) -> None:
         self.path = path
         self.address = address
+        self.metrics_address = metrics_address
         self._failed = failed
 
     async def wait_failed(self) -> DexLiteError:
@@ -47,25 +61,35 @@ async def open_engine(
     host: str = "127.0.0.1",
     port: int = 0,
     options: EngineOptions | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    metrics_port: int | None = None,
+    metrics_host: str = "127.0.0.1",
 ) -> AsyncIterator[RunningEngine]:
     """Open a data file and serve it until the block ends.
 
     Args:
         path: The SQLite file; made if it is not there, its folder must exist.
-        host: Address to serve on. There is no authentication, so keep it on the loopback.
+        host: Address to serve on. One that other machines reach needs a token file.
         port: 0 lets the system choose; see ``address`` of the result.
         options: Settings.
+        token_file: One valid bearer token on each line; every call and stream has to bring one of
+            them. It is read again when it changes.
+        metrics_port: Serve metrics for Prometheus there, without a token; 0 lets the system choose.
+            Needs the extra ``metrics``.
+        metrics_host: Address of the metrics.
 
     Raises:
         DexLiteError: The file or the port cannot be used; the text says who holds it and the way out.
     """
+    check_exposure(host, token_file)
+    tokens = None if token_file is None else TokenFile(token_file)
     options = options or EngineOptions()
     loop = asyncio.get_running_loop()
     failed: asyncio.Future[DexLiteError] = loop.create_future()
     stop_for_good: list[Engine] = []
 
     def on_failed(error: BaseException) -> None:
-        _LOGGER.error("the engine stops: %s", error)
+        event(logging.ERROR, "engine_failed", f"the engine stops: {error}")
         if not failed.done():
             failed.set_result(
                 error if isinstance(error, DexLiteError) else DexLiteError(str(error))
@@ -74,21 +98,28 @@ async def open_engine(
             engine.matcher.close()
             engine.stop(str(error))
 
+    meter = Meter()
     journal = Journal.open(
-        str(Path(path)), durability=options.durability, loop=loop, on_failed=on_failed
+        str(Path(path)),
+        durability=options.durability,
+        loop=loop,
+        on_failed=on_failed,
+        on_commit=meter.committed,
     )
+    closing = contextlib.AsyncExitStack()
     try:
         matcher = Matcher(eager_registration=options.eager_registration)
-        engine = Engine(journal, matcher, StreamLog(journal), options)
+        engine = Engine(journal, matcher, StreamLog(journal), options, meter)
         stop_for_good.append(engine)
         matcher.set_host(engine)
         started = time.monotonic()
         engine.recover()
-        if engine.runs:
-            _LOGGER.info(
-                "took up %d open Flows in %.2f s", len(engine.runs), time.monotonic() - started
-            )
+        recovered_s = time.monotonic() - started
         server = grpc.aio.server(
+            interceptors=[
+                CallMeter(meter),
+                *([] if tokens is None else [TokenInterceptor(tokens)]),
+            ],
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", options.limits.request),
@@ -96,25 +127,44 @@ async def open_engine(
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_permit_without_calls", 1),
-            ]
+            ],
         )
         dex_pb2_grpc.add_FlowServiceServicer_to_server(FlowService(engine), server)
         add_worker_task_service(server, matcher)
+        name = f"[{host}]" if ":" in host and not host.startswith("[") else host
         try:
-            bound = server.add_insecure_port(f"{host}:{port}")
+            bound = server.add_insecure_port(f"{name}:{port}")
         except RuntimeError:
             bound = 0
         if not bound:
             raise PortInUseError(host, port)
-        address = f"{host}:{bound}"
+        address = f"{name}:{bound}"
         journal.set_address(address)
+        metrics_address = None
+        if metrics_port is not None:
+            metrics_address = await closing.enter_async_context(
+                serve_metrics(engine, metrics_host, metrics_port)
+            )
         await server.start()
+        event(
+            logging.INFO,
+            "engine_started",
+            "the engine serves",
+            address=address,
+            metrics_address=metrics_address,
+            path=journal.path,
+            durability=options.durability,
+            open_flows=len(engine.runs),
+            recovered_s=round(recovered_s, 3),
+        )
         try:
-            yield RunningEngine(str(path), address, failed)
+            yield RunningEngine(str(path), address, failed, metrics_address)
         finally:
             await _shut_down(engine, matcher, server, options)
     finally:
+        await closing.aclose()
         await journal.close()
+        event(logging.INFO, "engine_stopped", "the engine gave the file free", path=journal.path)
         if not failed.done():
             failed.cancel()
 
@@ -123,6 +173,7 @@ async def _shut_down(
     engine: Engine, matcher: Matcher, server: grpc.aio.Server, options: EngineOptions
 ) -> None:
     """Let running handlers end, then answer everybody who still waits that it is over."""
+    event(logging.INFO, "engine_stopping", "the engine waits for what runs", wait_s=options.drain_s)
     await matcher.drain(options.drain_s)
     matcher.close()
     engine.stop("the engine is stopping")
