@@ -137,7 +137,7 @@ def _tokens(content: bytes) -> list[str]:
     return tokens
 
 
-class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Lets a call or stream in that brings a valid token, and ends every other one."""
 
     def __init__(self, tokens: TokenFile) -> None:

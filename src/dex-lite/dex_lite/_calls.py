@@ -14,7 +14,7 @@ from dex_lite._meter import Meter
 _Handler = Any  # a grpc.RpcMethodHandler; grpc has no types
 
 
-class CallMeter(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class CallMeter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Counts calls and their durations. Worker streams last, so they are not calls here."""
 
     def __init__(self, meter: Meter) -> None:
