@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ import pytest
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.tools.tool_context import ToolContext
 
-from dex_agents import AgentMessage, AgentSessionFlow, CompactionPolicy, HistorySummary, ToolEffect
+from dex_agents import (
+    AgentMessage,
+    AgentSessionClient,
+    AgentSessionFlow,
+    CompactionPolicy,
+    HistorySummary,
+    ToolEffect,
+)
 from dex_agents.testing import private_engine, read_step_history, step_shape
 from dex_agents_google_adk import adk_agent_session_flow
 from support.adk_oracle import ScriptedLlm, call, request_json, text
@@ -65,6 +73,15 @@ def make(
     )
 
 
+async def talk(sessions: AgentSessionClient, texts: Sequence[str]) -> None:
+    """One turn after the other."""
+    await sessions.start_session("s", texts[0])
+    for number, message in enumerate(texts[1:], start=1):
+        await sessions.wait_for_turn("s", number, timeout_s=TURN_S)
+        await sessions.send_user_message("s", message)
+    await sessions.wait_for_turn("s", len(texts), timeout_s=TURN_S)
+
+
 async def test_a_long_session_stays_within_its_window(tmp_path: Path) -> None:
     world = TreeWorld(
         {
@@ -78,11 +95,7 @@ async def test_a_long_session_stays_within_its_window(tmp_path: Path) -> None:
         private_engine(tmp_path / "e.db") as engine,
         serve(engine.address, flow, tmp_path) as sessions,
     ):
-        await sessions.start_session("s", f"message 0 {BULK}")
-        for number in range(1, 25):
-            await sessions.wait_for_turn("s", number, timeout_s=TURN_S)
-            await sessions.send_user_message("s", f"message {number} {BULK}")
-        await sessions.wait_for_turn("s", 25, timeout_s=TURN_S)
+        await talk(sessions, [f"message {number} {BULK}" for number in range(25)])
         messages: list[AgentMessage] = []
         before: int | None = None
         while True:
@@ -126,11 +139,7 @@ async def test_state_survives_the_summary(tmp_path: Path) -> None:
         private_engine(tmp_path / "e.db") as engine,
         serve(engine.address, flow, tmp_path) as sessions,
     ):
-        await sessions.start_session("s", BULK)
-        for number in range(1, 12):
-            await sessions.wait_for_turn("s", number, timeout_s=TURN_S)
-            await sessions.send_user_message("s", BULK)
-        await sessions.wait_for_turn("s", 12, timeout_s=TURN_S)
+        await talk(sessions, [BULK] * 12)
     last = world.requests_of("root")[-1]
     assert "State: kept value" in last["config"]["system_instruction"]
     assert len(last["contents"]) < 10
@@ -161,11 +170,7 @@ async def test_retention_deletes_behind_the_summary(tmp_path: Path) -> None:
         private_engine(tmp_path / "e.db") as engine,
         serve(engine.address, flow, tmp_path) as sessions,
     ):
-        await sessions.start_session("s", f"0 {BULK}")
-        for number in range(1, 13):
-            await sessions.wait_for_turn("s", number, timeout_s=TURN_S)
-            await sessions.send_user_message("s", f"{number} {BULK}")
-        await sessions.wait_for_turn("s", 13, timeout_s=TURN_S)
+        await talk(sessions, [f"{number} {BULK}" for number in range(13)])
         page = await sessions.list_messages("s", turns=50)
     left = [int(m.text.split()[0]) for m in page.messages if m.role == "user"]
     assert left == list(range(left[0], 13))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -10,24 +9,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from dex import (
-    AsyncClient,
-    AsyncWorker,
-    BlobCacheConfig,
-    ClientOptions,
-    Registry,
-    WorkerTarget,
-    open_blob_cache,
-)
+from dex import AsyncClient
 
 from core.scripted_runner import Answer, ScriptedRunner, Tool
-from dex_agents import (
-    AgentSessionClient,
-    AgentSessionFlow,
-    AgentSessionOptions,
-    agent_worker_options,
-)
+from dex_agents import AgentSessionClient, AgentSessionFlow, AgentSessionOptions
 from dex_agents.testing import PrivateEngine, private_engine, read_step_history, step_shape
+from support.serving import serve_client
 
 TURN_S = 40.0
 
@@ -75,24 +62,9 @@ class Stages:
             options=options,
             interrupt_deadline=interrupt_deadline,
         )
-        registry = Registry([flow], allow_async_handlers=True)
-        cache = open_blob_cache(BlobCacheConfig(str(self.folder / f"c{self._count}"), 1 << 20))
-        worker = AsyncWorker(registry, cache, agent_worker_options(self.engine.address))
-        serving = asyncio.create_task(worker.start())
-        await worker.wait_pull_registered(timeout=30)
-        client = AsyncClient(
-            registry,
-            cache,
-            ClientOptions(
-                server_address=self.engine.address, worker_target=WorkerTarget(pull=True)
-            ),
-        )
-        try:
+        folder = self.folder / f"c{self._count}"
+        async with serve_client(self.engine.address, flow, folder) as client:
             yield Stage(runner, flow, AgentSessionClient(client, flow), client, self.engine)
-        finally:
-            await client.close()
-            await worker.stop()
-            await serving
 
 
 @pytest.fixture

@@ -99,7 +99,6 @@ class OpenResponse:
 
 @dataclass
 class _Replay:
-    event_id: str
     call: PausedCall
     record: ToolCallRecord | None
     taken: bool = False
@@ -192,7 +191,7 @@ class Attempt:
             for call in event.calls:
                 record = remaining.pop(0) if call.kind is CallKind.STEP else call.record
                 key = (event.agent_name, event.branch, call.call_id)
-                self._replays[key] = _Replay(event.event_id, call, record)
+                self._replays[key] = _Replay(call, record)
 
     # Agents
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from google.adk.agents.llm_agent import LlmAgent
@@ -22,7 +23,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from dex_agents._contract import AgentMessage, CompactionRequest, HistorySummary, Json, TokenUsage
-from dex_agents_google_adk._events import USER, load_event, text_content, user_event
+from dex_agents_google_adk._events import USER, load_event, shown_text, text_content, user_event
 from dex_agents_google_adk._history import replay_state
 from dex_agents_google_adk._json import copy_json
 from dex_agents_google_adk._model_errors import classify
@@ -81,6 +82,7 @@ class HistoryWriter:
         self._tree = tree
         self._model = model
 
+    @cached_property
     def overhead_tokens(self) -> int:
         """Estimated tokens of the largest agent's instruction and tools."""
         return (
@@ -122,7 +124,7 @@ class HistoryWriter:
             async for response in model.generate_content_async(request, stream=False):
                 if response.partial:
                     continue
-                text += _text(response.content)
+                text += shown_text(response.content)
                 if (counts := response.usage_metadata) is not None:
                     usage = TokenUsage(
                         counts.prompt_token_count or 0,
@@ -150,11 +152,6 @@ def _overhead_bytes(agent: LlmAgent) -> int:
 def _declaration_bytes(tool: BaseTool) -> int:
     declaration = tool._get_declaration()
     return len(declaration.model_dump_json(exclude_none=True)) if declaration is not None else 0
-
-
-def _text(content: types.Content | None) -> str:
-    parts = (content.parts if content else None) or []
-    return "".join(part.text for part in parts if part.text and not part.thought)
 
 
 def _line(message: AgentMessage) -> str:

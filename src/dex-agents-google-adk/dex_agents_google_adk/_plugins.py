@@ -429,7 +429,7 @@ def _refuse_unsupported(tool: BaseTool, agent_name: str) -> None:
 
 
 def _runs_as_node(event: Event) -> bool:
-    return event.node_info.path.rsplit("/", 1)[-1].split("@")[0] == event.author
+    return event.node_info.name == event.author
 
 
 def _is_synthetic(event: Event) -> bool:

@@ -60,7 +60,8 @@ class AdkAgentRunner:
             to its end.
         loop_bound_tools: Names of tools whose blocking functions stay on the event loop all the
             same, for example because what they use belongs to one thread.
-        tool_threads: How many such functions run at once.
+        tool_threads: Size of ADK's thread pool, where they run should ADK no longer let each have a
+            thread of its own.
         dynamic_agents: Agents that nodes run by ``ctx.run_node`` and that stand nowhere in the tree.
         resumable_agents: Names of ``BaseAgent`` subclasses of your own that go on where they
             stopped when ADK starts them again.
@@ -152,7 +153,7 @@ class AdkAgentRunner:
 
     def estimated_overhead_tokens(self) -> int:
         """See ``HistoryCompactor``."""
-        return self._writer.overhead_tokens()
+        return self._writer.overhead_tokens
 
     def blocks_compaction(self, messages: Sequence[AgentMessage]) -> bool:
         """See ``HistoryCompactor``."""

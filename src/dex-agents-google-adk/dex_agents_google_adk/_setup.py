@@ -29,7 +29,7 @@ class RunnerSetup:
         user_id: ADK user id of every session.
         tools_in_threads: Whether blocking functions of tools run in threads.
         loop_bound_tools: Names of tools whose functions stay on the event loop.
-        tool_threads: Size of the thread pool for tools.
+        tool_threads: Size of ADK's thread pool, see :class:`AdkAgentRunner`.
         images: The session's images.
     """
 
@@ -47,10 +47,14 @@ class RunnerSetup:
     images: ImageLoader
     history: HistoryCache = field(default_factory=HistoryCache)
 
+    def runs_in_thread(self, tool_name: str) -> bool:
+        """Whether the tool's blocking functions leave the event loop free."""
+        return self.tools_in_threads and tool_name not in self.loop_bound_tools
+
     def step_run_config(self, tool_name: str) -> RunConfig:
         """The configuration for one tool's Step."""
         threads: ToolThreadPoolConfig | None = None
-        if self.tools_in_threads and tool_name not in self.loop_bound_tools:
+        if self.runs_in_thread(tool_name):
             threads = self.run_config.tool_thread_pool_config or ToolThreadPoolConfig(
                 max_workers=self.tool_threads
             )

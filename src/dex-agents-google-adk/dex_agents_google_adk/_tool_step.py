@@ -101,7 +101,7 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
 async def _run(
     setup: RunnerSetup, tool: BaseTool, arguments: dict[str, Any], context: ToolContext
 ) -> Any:
-    if not setup.tools_in_threads or tool.name in setup.loop_bound_tools:
+    if not setup.runs_in_thread(tool.name):
         return await tool.run_async(args=arguments, tool_context=context)
     with own_threads():
         return await tool.run_async(args=arguments, tool_context=context)

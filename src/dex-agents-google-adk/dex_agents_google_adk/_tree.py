@@ -8,6 +8,7 @@ from functools import cached_property
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.llm_agent import LlmAgent
+from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.workflow import Workflow
 from google.adk.workflow._base_node import BaseNode, _walk_static_nodes
 
@@ -50,6 +51,16 @@ class AgentTree:
         return frozenset(node.name for node in self.nodes() if isinstance(node, Workflow))
 
     @cached_property
+    def task_names(self) -> Collection[str]:
+        """Names of the agents in mode ``task``."""
+        return frozenset(n.name for n in self.nodes() if getattr(n, "mode", None) == "task")
+
+    @cached_property
+    def has_parallel_agent(self) -> bool:
+        """Whether agents may run side by side."""
+        return any(isinstance(node, ParallelAgent) for node in self.nodes())
+
+    @cached_property
     def descendants(self) -> dict[str, Collection[str]]:
         """Names of the nodes below each node, by its name."""
         found: dict[str, set[str]] = {}
@@ -65,11 +76,18 @@ class AgentTree:
             node_path: ADK's path of the run, such as ``outer@1/inner@1/review@1``; decides between
                 agents of one name in different Workflows.
         """
-        candidates = [agent for agent in self.llm_agents() if agent.name == name]
+        candidates = self._llm_agents_by_name.get(name, ())
         if len(candidates) < 2 or not node_path:
             return candidates[0] if candidates else None
         names = [segment.split("@")[0] for segment in node_path.split("/")]
         return max(candidates, key=lambda agent: _likeness(self._static_path(agent), names))
+
+    @cached_property
+    def _llm_agents_by_name(self) -> dict[str, Sequence[LlmAgent]]:
+        found: dict[str, list[LlmAgent]] = {}
+        for agent in self.llm_agents():
+            found.setdefault(agent.name, []).append(agent)
+        return dict(found)
 
     def _static_path(self, agent: LlmAgent) -> list[str]:
         return _path_to(self.root, agent, set()) or [agent.name]

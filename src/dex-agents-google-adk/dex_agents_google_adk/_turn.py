@@ -13,7 +13,6 @@ from typing import Any
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.invocation_context import InvocationContext, LlmCallsLimitExceededError
 from google.adk.agents.llm_agent import LlmAgent
-from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.apps.app import App, ResumabilityConfig
 from google.adk.events.event import Event
 from google.adk.runners import Runner
@@ -462,17 +461,15 @@ class _TurnAttempt:
 
     def _check_complete(self, events: list[Event], answered: set[str | None]) -> None:
         """A cancellation that a callback raises looks to ADK like an end."""
-        nodes = list(self._setup.tree.nodes())
-        has_branches = any(isinstance(node, ParallelAgent) for node in nodes)
-        # A task may wait for the user's next message, so its call stays open.
-        tasks = {node.name for node in nodes if getattr(node, "mode", None) == "task"}
+        tree = self._setup.tree
         lost = [
             call.name
             for event in events
             for call in event.get_function_calls()
             if call.id not in answered
-            and call.name not in tasks
-            and not (has_branches and event.branch)
+            # A task may wait for the user's next message, so its call stays open.
+            and call.name not in tree.task_names
+            and not (tree.has_parallel_agent and event.branch)
         ]
         if lost:
             raise AgentTurnError(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
 from typing import Any
 
+from dex_agents._media.content_name import content_name, name_in_uri
 from dex_agents._media.reference import ImageReference, MediaStoreError, image_type
 
 try:
@@ -18,7 +17,6 @@ except ImportError as error:  # pragma: no cover
 __all__ = ["S3MediaStore"]
 
 _SCHEME = "dex-media-s3:"
-_NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class S3MediaStore:
@@ -47,17 +45,15 @@ class S3MediaStore:
     async def put_image(self, data: bytes) -> ImageReference:
         """See :class:`dex_agents.MediaStore`."""
         mime_type = image_type(data)
-        name = hashlib.sha256(data).hexdigest()
+        name = content_name(data)
         await self._ask("written", name, self._put, name, data, mime_type)
         return ImageReference(f"{_SCHEME}{name}", mime_type)
 
     async def get_image(self, uri: str) -> bytes:
         """See :class:`dex_agents.MediaStore`."""
-        name = uri.removeprefix(_SCHEME)
-        if not uri.startswith(_SCHEME) or not _NAME.fullmatch(name):
-            raise MediaStoreError(f"{uri!r} is no reference of an S3MediaStore")
+        name = name_in_uri(uri, _SCHEME, "an S3MediaStore")
         data: bytes = await self._ask("read", name, self._get, name)
-        if hashlib.sha256(data).hexdigest() != name:
+        if content_name(data) != name:
             raise MediaStoreError(f"image {name} in bucket {self._bucket} is damaged")
         return data
 

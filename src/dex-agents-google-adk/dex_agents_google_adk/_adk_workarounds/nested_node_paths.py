@@ -14,10 +14,9 @@ from google.adk.events.event import Event
 
 def forget_misleading_path(event: Event, agent_names: Collection[str]) -> None:
     """Take the path off an event that would be read as something its node did not do."""
-    path = event.node_info.path
-    if not path or event.author not in agent_names:
+    if not event.node_info.path or event.author not in agent_names:
         return
-    is_foreign = path.rsplit("/", 1)[-1].split("@")[0] != event.author
+    is_foreign = event.node_info.name != event.author
     is_progress = event.actions.agent_state is not None and not event.actions.end_of_agent
     if is_foreign or (is_progress and not event.content):
         event.node_info.path = ""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-import re
 import tempfile
 from pathlib import Path
 
+from dex_agents._media.content_name import content_name, name_in_uri
 from dex_agents._media.reference import ImageReference, MediaStoreError, image_type
 
 _SCHEME = "dex-media-local:"
-_NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class LocalDirectoryMediaStore:
@@ -36,15 +34,13 @@ class LocalDirectoryMediaStore:
     async def put_image(self, data: bytes) -> ImageReference:
         """See :class:`dex_agents.MediaStore`."""
         mime_type = image_type(data)
-        name = hashlib.sha256(data).hexdigest()
+        name = content_name(data)
         await asyncio.to_thread(self._write, name, data)
         return ImageReference(f"{_SCHEME}{name}", mime_type)
 
     async def get_image(self, uri: str) -> bytes:
         """See :class:`dex_agents.MediaStore`."""
-        name = uri.removeprefix(_SCHEME)
-        if not uri.startswith(_SCHEME) or not _NAME.fullmatch(name):
-            raise MediaStoreError(f"{uri!r} is no reference of a LocalDirectoryMediaStore")
+        name = name_in_uri(uri, _SCHEME, "a LocalDirectoryMediaStore")
         return await asyncio.to_thread(self._read, name)
 
     def _write(self, name: str, data: bytes) -> None:
@@ -76,7 +72,7 @@ class LocalDirectoryMediaStore:
             ) from None
         except OSError as error:
             raise MediaStoreError(f"image {name} could not be read: {error}") from error
-        if hashlib.sha256(data).hexdigest() != name:
+        if content_name(data) != name:
             raise MediaStoreError(f"image {name} in {self._directory} is damaged")
         return data
 

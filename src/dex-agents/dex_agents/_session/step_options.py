@@ -6,7 +6,14 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dex import AttributeMapLoad, RetryPolicy, StepDurability, StepMovement, StepOptions
+from dex import (
+    AttributeMap,
+    AttributeMapLoad,
+    RetryPolicy,
+    StepDurability,
+    StepMovement,
+    StepOptions,
+)
 
 from dex_agents._effects import ToolEffect
 from dex_agents._session import resources
@@ -78,22 +85,9 @@ def run_model_options(options: AgentSessionOptions, before: Round) -> StepOption
         execute_retry=PATIENT,
         execute_load_attribute_map_instances=(state, *map(resources.call_notes.load, keys)),
     )
-    run = StepOptions(
-        execute_method_timeout=options.model_call_timeout,
-        heartbeat_timeout=options.heartbeat_timeout,
-        execute_retry=RetryPolicy(
-            initial_interval=options.model_retry_interval,
-            backoff_coefficient=2.0,
-            maximum_interval=options.model_retry_limit,
-            maximum_attempts=options.model_attempts,
-            total_duration=timedelta(days=7),
-        ),
-        execute_durability=StepDurability.SYNC,
-        execute_load_attribute_maps=(
-            (resources.steering,)
-            if before.summarized_turns
-            else (resources.messages, resources.steering)
-        ),
+    run = replace(
+        _model_step(options, options.model_attempts),
+        execute_load_attribute_maps=(*_history(before), resources.steering),
         execute_load_attribute_map_instances=(
             state,
             resources.run_states.load(before.turn_id),
@@ -102,6 +96,27 @@ def run_model_options(options: AgentSessionOptions, before: Round) -> StepOption
         ),
     )
     return run.on_execute_failure_proceed_to(FailTurn, failed)
+
+
+def _model_step(options: AgentSessionOptions, attempts: int) -> StepOptions:
+    """Of a Step that asks a model."""
+    return StepOptions(
+        execute_method_timeout=options.model_call_timeout,
+        heartbeat_timeout=options.heartbeat_timeout,
+        execute_retry=RetryPolicy(
+            initial_interval=options.model_retry_interval,
+            backoff_coefficient=2.0,
+            maximum_interval=options.model_retry_limit,
+            maximum_attempts=attempts,
+            total_duration=timedelta(days=7),
+        ),
+        execute_durability=StepDurability.SYNC,
+    )
+
+
+def _history(before: Round) -> list[AttributeMap[bytes]]:
+    """All pages, if there is no summary in place of some."""
+    return [] if before.summarized_turns else [resources.messages]
 
 
 def _summarized(before: Round) -> list[AttributeMapLoad]:
@@ -121,19 +136,10 @@ def compact_history(flow: AgentSessionFlow, before: Round) -> StepMovement[bytes
     from dex_agents._session.steps_turn import RunModel
 
     options = flow.options
-    loads = _summarized(before)
-    run = StepOptions(
-        execute_method_timeout=options.model_call_timeout,
-        heartbeat_timeout=options.heartbeat_timeout,
-        execute_retry=RetryPolicy(
-            initial_interval=options.model_retry_interval,
-            backoff_coefficient=2.0,
-            maximum_attempts=_SUMMARY_ATTEMPTS,
-            total_duration=timedelta(days=7),
-        ),
-        execute_durability=StepDurability.SYNC,
-        execute_load_attribute_maps=() if before.summarized_turns else (resources.messages,),
-        execute_load_attribute_map_instances=tuple(loads),
+    run = replace(
+        _model_step(options, _SUMMARY_ATTEMPTS),
+        execute_load_attribute_maps=tuple(_history(before)),
+        execute_load_attribute_map_instances=tuple(_summarized(before)),
     )
     return StepMovement.of(
         CompactHistory,

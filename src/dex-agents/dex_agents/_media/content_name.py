@@ -1,0 +1,30 @@
+"""Names of images by what is in them, so that the same bytes are stored once."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from dex_agents._media.reference import MediaStoreError
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+
+
+def content_name(data: bytes) -> str:
+    """The SHA-256 of the bytes, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def name_in_uri(uri: str, scheme: str, store: str) -> str:
+    """The name that follows ``scheme`` in a reference.
+
+    Args:
+        store: The store and its article, for the message.
+
+    Raises:
+        MediaStoreError: Another store made the reference.
+    """
+    name = uri.removeprefix(scheme)
+    if not uri.startswith(scheme) or not _NAME.fullmatch(name):
+        raise MediaStoreError(f"{uri!r} is no reference of {store}")
+    return name
