@@ -108,6 +108,31 @@ lint() {
     src/dex-agents-google-adk/dex_agents_google_adk tests
 }
 
+# The suite in two parts side by side; each part's output is printed when it has ended.
+tests() {
+  local part parts=(engine product) out=.venv/tests failed=0
+  local -A job paths=(
+    [engine]="tests/dex_lite tests/packaging"
+    [product]="tests --ignore=tests/dex_lite --ignore=tests/packaging"
+  )
+  rm -rf "$out" && mkdir -p "$out"
+  # Without job control bash starts background commands with SIGINT ignored, and tests send it.
+  set -m
+  trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+  for part in "${parts[@]}"; do
+    # Paths without spaces, so they may be split.
+    python -m pytest -q -p no:cacheprovider --outcomes "$out/$part.json" ${paths[$part]} \
+      >"$out/$part.txt" 2>&1 &
+    job[$part]=$!
+    echo "   $part: $out/$part.txt" >&2
+  done
+  for part in "${parts[@]}"; do
+    wait "${job[$part]}" || failed=1
+    cat "$out/$part.txt"
+  done
+  [ "$failed" = 0 ] && python -m support.requirements "$out"/engine.json "$out"/product.json
+}
+
 command=${1:-all}
 [ $# -eq 0 ] || shift
 case "$command" in
@@ -115,7 +140,7 @@ case "$command" in
     [ $# -eq 0 ] || fail "no arguments are taken here; ./ci.sh test … passes them to pytest"
     setup
     lint
-    stage "tests" python -m pytest -q
+    stage "tests" tests
     ;;
   demo)
     setup

@@ -70,7 +70,8 @@ LINT = [
 def test_without_arguments_it_sets_up_and_checks_everything(workspace: Path) -> None:
     done = _ci(workspace)
     assert done.returncode == 0, done.stderr
-    assert _log(workspace) == [*PIP, *LINT, "python -m pytest"]
+    parts = ["python -m pytest", "python -m pytest"]
+    assert _log(workspace) == [*PIP, *LINT, *parts, "python -m support.requirements"]
     log = (workspace / "log").read_text()
     assert "--require-hashes -r requirements.lock" in log
     assert "--no-deps --no-build-isolation -e src/dex-lite" in log
@@ -100,6 +101,15 @@ def test_a_setup_that_failed_is_done_again(workspace: Path) -> None:
     (workspace / "fail-python").unlink()
     assert _ci(workspace, "lint").returncode == 0
     assert _log(workspace) == [*PIP, *LINT]
+
+
+def test_a_part_of_the_tests_that_fails_fails_the_run(workspace: Path) -> None:
+    _ci(workspace, "setup")
+    (workspace / "fail-python").touch()
+    done = _ci(workspace)
+    assert done.returncode == 1
+    assert "== tests: failed, " in done.stderr
+    assert _log(workspace) == [*LINT, "python -m pytest", "python -m pytest"]
 
 
 def test_a_failed_stage_ends_the_run(workspace: Path) -> None:

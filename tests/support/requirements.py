@@ -1,11 +1,17 @@
-"""Reads the table of docs/requirements.md and checks that the tests it names exist and passed."""
+"""Reads the table of docs/requirements.md and checks that the tests it names exist and passed.
+
+A suite that runs in parts passes ``--outcomes FILE`` to each pytest, then ``python -m
+support.requirements FILE …`` judges all of them together.
+"""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
+import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -89,40 +95,73 @@ def rows_without_a_passed_test(
     return [(row.row_id, test) for row in rows for test in row.tests if test not in passed]
 
 
+@dataclass
+class Outcomes:
+    """Names of tests by how they ended. Tests with parameters are known by one name."""
+
+    passed: set[str] = field(default_factory=set)
+    skipped: set[str] = field(default_factory=set)
+
+    def missing_proofs(self, rows: Sequence[RequirementRow]) -> list[str]:
+        """A line for each named test without a passed case or with a skipped one."""
+        return [
+            f"{row_id} names {test}, which {'was skipped' if test in self.skipped else 'did not run'}"
+            for row_id, test in rows_without_a_passed_test(rows, self.passed - self.skipped)
+        ]
+
+    def write(self, path: Path) -> None:
+        """Write as JSON, for :meth:`read_all`."""
+        path.write_text(
+            json.dumps({"passed": sorted(self.passed), "skipped": sorted(self.skipped)})
+        )
+
+    @classmethod
+    def read_all(cls, paths: Sequence[Path]) -> Outcomes:
+        """Outcomes of several runs together."""
+        together = cls()
+        for path in paths:
+            stored = json.loads(path.read_text())
+            together.passed.update(stored["passed"])
+            together.skipped.update(stored["skipped"])
+        return together
+
+
 class ProofOfRequirements:
     """Pytest plugin: a run of the whole suite fails unless every named test passed.
 
-    A test with parameters counts when some of its cases passed and none was skipped.
+    With ``outcomes_file`` it writes how the tests ended and judges nothing.
     """
 
-    def __init__(self, requirements_file: Path) -> None:
+    def __init__(self, requirements_file: Path, outcomes_file: Path | None = None) -> None:
         self._file = requirements_file
-        self._passed: set[str] = set()
-        self._skipped: set[str] = set()
+        self._outcomes_file = outcomes_file
+        self._outcomes = Outcomes()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Remember how each test ended."""
         name = report.nodeid.split("[")[0]
         if report.skipped:
-            self._skipped.add(name)
+            self._outcomes.skipped.add(name)
         elif report.when == "call" and report.passed:
-            self._passed.add(name)
+            self._outcomes.passed.add(name)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Turn an otherwise good run into a failed one if a proof is missing."""
+        if self._outcomes_file is not None:
+            self._outcomes.write(self._outcomes_file)
+            return
         if exitstatus != pytest.ExitCode.OK or not _ran_the_whole_suite(session.config):
             return
-        missing = rows_without_a_passed_test(read_rows(self._file), self._passed - self._skipped)
+        missing = self._outcomes.missing_proofs(read_rows(self._file))
         if not missing:
             return
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         assert reporter is not None
         reporter.write_sep("=", "requirements whose test did not pass", red=True)
-        for row_id, test in missing:
-            how = "was skipped" if test in self._skipped else "did not run"
-            reporter.write_line(f"{row_id} names {test}, which {how}")
+        for line in missing:
+            reporter.write_line(line)
 
 
 def _ran_the_whole_suite(config: pytest.Config) -> bool:
@@ -135,3 +174,19 @@ def _ran_the_whole_suite(config: pytest.Config) -> bool:
         and config.option.markexpr == "not long"
         and not any(getattr(config.option, name, None) for name in narrowing)
     )
+
+
+def main(outcome_files: Sequence[str]) -> int:
+    """Judge a suite that ran in parts; the exit code is 1 if a proof is missing."""
+    if not outcome_files:
+        print("usage: python -m support.requirements OUTCOMES_FILE …", file=sys.stderr)
+        return 2
+    outcomes = Outcomes.read_all([Path(name) for name in outcome_files])
+    missing = outcomes.missing_proofs(read_rows(REQUIREMENTS_FILE))
+    for line in missing:
+        print(line)
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
