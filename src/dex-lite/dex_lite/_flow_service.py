@@ -24,6 +24,7 @@ from dex_lite._errors import (
 )
 from dex_lite._machine import decide
 from dex_lite._machine.commands import RpcResult
+from dex_lite._runs import check_room
 from dex_lite._stream_log import Message, StreamKey
 from dex_lite._timers import now_ms
 from dex_lite._wire.errors import (
@@ -192,7 +193,7 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
         async def work() -> Empty:
             run = self._engine.find_open(request.flow_id, request.run_id)
             published = self._engine.reader.publications(request.messages)
-            self._engine.check_room(run.state, published, 0)
+            check_room(run.state, self._engine.options.limits, published, 0)
             turn = self._engine.turn(run)
             decide.publish(turn, published)
             await self._engine.durable(self._engine.store(run, turn))

@@ -111,7 +111,7 @@ async def open_engine(
         matcher = Matcher(eager_registration=options.eager_registration)
         engine = Engine(journal, matcher, StreamLog(journal), options, meter)
         stop_for_good.append(engine)
-        matcher.set_host(engine)
+        matcher.set_host(engine.attempts)
         started = time.monotonic()
         engine.recover()
         recovered_s = time.monotonic() - started
