@@ -8,13 +8,13 @@ function of the request.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from support.loopback import EventStream, LoopbackServer, RecordedRequest, send_json
 
 
 def text_part(text: str, *, thought: bool = False) -> dict[str, Any]:
@@ -84,113 +84,47 @@ def say(*chunks: str, **fields: Any) -> Answer:
     return Answer([[text_part(chunk)] for chunk in chunks], **fields)
 
 
-@dataclass(frozen=True)
-class RecordedRequest:
-    """What a client sent."""
-
-    path: str
-    body: dict[str, Any]
-    headers: dict[str, str]
-
-
 Script = Sequence[Answer] | Callable[[RecordedRequest], Answer]
 
 
-class GeminiServer:
-    """The server, a context manager; runs in threads of its own.
+class GeminiServer(LoopbackServer):
+    """The server.
 
     Args:
         script: Answers in order, or a function that makes one.
     """
 
     def __init__(self, script: Script) -> None:
-        self.requests: list[RecordedRequest] = []
+        super().__init__()
         self._script = script
-        self._lock = threading.Lock()
-        owner = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, format: str, *args: Any) -> None:
-                return
-
-            def do_POST(self) -> None:
-                length = int(self.headers.get("content-length") or 0)
-                body = json.loads(self.rfile.read(length) or b"{}")
-                owner._answer(self, RecordedRequest(self.path, body, dict(self.headers)))
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.02,), daemon=True
-        )
-
-    @property
-    def url(self) -> str:
-        """Base URL without a path."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def _next(self, request: RecordedRequest) -> Answer:
-        with self._lock:
-            self.requests.append(request)
-            index = len(self.requests) - 1
+    def _next(self, request: RecordedRequest, number: int) -> Answer:
         if callable(self._script):
             return self._script(request)
-        if index >= len(self._script):
-            return Answer(status=400, error={"error": {"message": f"call {index} is not scripted"}})
-        return self._script[index]
+        if number >= len(self._script):
+            error = {"error": {"message": f"call {number} is not scripted"}}
+            return Answer(status=400, error=error)
+        return self._script[number]
 
-    def _answer(self, handler: BaseHTTPRequestHandler, request: RecordedRequest) -> None:
-        answer = self._next(request)
+    def respond(
+        self, handler: BaseHTTPRequestHandler, request: RecordedRequest, number: int
+    ) -> None:
+        """Answer with the next of the script."""
+        answer = self._next(request, number)
         if answer.status != 200:
-            self._send(handler, answer.status, json.dumps(answer.error or {}), answer.headers)
+            send_json(handler, answer.status, answer.error or {}, answer.headers)
             return
         model = request.path.partition("/models/")[2].partition(":")[0]
         if ":streamGenerateContent" not in request.path:
             time.sleep(answer.chunk_delay_s)
             (body,) = answer.responses(model, merged=True)
-            self._send(handler, 200, json.dumps(body), answer.headers)
+            send_json(handler, 200, body, answer.headers)
             return
-        handler.send_response(200)
-        handler.send_header("content-type", "text/event-stream")
-        handler.send_header("transfer-encoding", "chunked")
-        for name, value in answer.headers.items():
-            handler.send_header(name, value)
-        handler.end_headers()
+        stream = EventStream(handler, answer.headers)
         for index, body in enumerate(answer.responses(model, merged=False)):
             if answer.drop_after is not None and index >= answer.drop_after:
-                handler.close_connection = True
+                stream.drop()
                 return
             time.sleep(answer.chunk_delay_s)
-            data = f"data: {json.dumps(body)}\r\n\r\n".encode()
-            handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-            handler.wfile.flush()
-        handler.wfile.write(b"0\r\n\r\n")
-
-    @staticmethod
-    def _send(
-        handler: BaseHTTPRequestHandler, status: int, body: str, headers: dict[str, str]
-    ) -> None:
-        data = body.encode()
-        handler.send_response(status)
-        handler.send_header("content-type", "application/json")
-        handler.send_header("content-length", str(len(data)))
-        for name, value in headers.items():
-            handler.send_header(name, value)
-        handler.end_headers()
-        handler.wfile.write(data)
+            stream.send(json.dumps(body))
+        stream.end()

@@ -6,7 +6,6 @@ import asyncio
 import email.utils
 import re
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from google.genai import errors as genai_errors
@@ -76,9 +75,14 @@ def _is_transport(error: BaseException) -> bool:
 
 
 def _retry_after(error: BaseException) -> float | None:
-    headers = getattr(getattr(error, "response", None), "headers", None)
-    if isinstance(headers, Mapping) or hasattr(headers, "get"):
-        assert headers is not None
+    # LiteLLM makes up a response of its own, and keeps the provider's headers apart.
+    headers: Any
+    for headers in (
+        getattr(error, "litellm_response_headers", None),
+        getattr(getattr(error, "response", None), "headers", None),
+    ):
+        if not hasattr(headers, "get"):
+            continue
         value = headers.get("retry-after") or headers.get("Retry-After")
         if value is not None and (seconds := _seconds(str(value))) is not None:
             return seconds
