@@ -301,6 +301,12 @@ class FirstPlugin(BasePlugin):
         if response is not None and tool_context.function_call_id in response.deferred:
             return result
         if is_control_tool(tool):
+            if tool_context.function_call_id in tool_context.actions.requested_tool_confirmations:
+                raise AgentTurnError(
+                    f"a callback asked for a confirmation of {tool.name!r}, which steers ADK "
+                    f"itself and has no Step that could wait; it did not run. Ask for the "
+                    f"confirmation of an ordinary tool that is called before it"
+                )
             self._emit("tool_call_finished", tool, tool_context)
         return None
 
