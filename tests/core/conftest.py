@@ -9,7 +9,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from dex import AsyncClient
+from dex import (
+    AsyncClient,
+    BlobCacheConfig,
+    ClientOptions,
+    Registry,
+    WorkerTarget,
+    open_blob_cache,
+)
 
 from core.scripted_runner import Answer, ScriptedRunner, Tool
 from dex_agents import AgentSessionClient, AgentSessionFlow, AgentSessionOptions
@@ -72,3 +79,16 @@ async def stages(tmp_path: Path) -> AsyncIterator[Stages]:
     """Stages on a private engine."""
     async with private_engine(tmp_path / "engine.db") as engine:
         yield Stages(engine, tmp_path)
+
+
+@pytest.fixture
+async def offline(tmp_path: Path) -> AsyncIterator[AgentSessionClient]:
+    """A client of an engine that does not run."""
+    options = AgentSessionOptions(max_message_bytes=1000)
+    flow = AgentSessionFlow(ScriptedRunner([]), flow_type="Offline", options=options)
+    registry = Registry([flow], allow_async_handlers=True)
+    cache = open_blob_cache(BlobCacheConfig(str(tmp_path / "cache"), 1 << 20))
+    target = ClientOptions(server_address="127.0.0.1:1", worker_target=WorkerTarget(pull=True))
+    client = AsyncClient(registry, cache, target)
+    yield AgentSessionClient(client, flow)
+    await client.close()

@@ -119,7 +119,7 @@ async def test_an_answer_that_does_not_fit_changes_nothing(stages: Stages) -> No
         (pending,) = (await until_asked(stage)).pending_interrupts
         resolve = stage.sessions.resolve_interrupt
         with pytest.raises(InterruptError, match="other arguments"):
-            await resolve("s", pending.interrupt_id, approved=True, arguments_digest="00")
+            await resolve("s", pending.interrupt_id, approved=True, arguments_digest="0" * 64)
         with pytest.raises(InterruptError, match="not pending"):
             await resolve("s", "t1.1.9", approved=True)
         with pytest.raises(InterruptError, match="not pending"):

@@ -186,7 +186,7 @@ async def test_without_the_turn_that_is_meant_nothing_happens(stages: Stages) ->
         hold = stage.runner.before_answer = Hold()
         await stage.sessions.send_user_message("s", "more")
         await hold.reached()
-        for other in ("t1", "t3", "nonsense"):
+        for other in ("t1", "t3", "t99"):
             assert not await stage.sessions.cancel_turn("s", turn_id=other)
         hold.may_go.set()
         snapshot = await stage.sessions.wait_for_turn("s", 2, timeout_s=TURN_S)
@@ -356,11 +356,6 @@ async def test_a_lock_that_is_held_has_a_name_of_its_own(stages: Stages) -> None
 
 async def test_wrong_uses_have_names(stages: Stages) -> None:
     async with stages.play(["done"]) as stage:
-        wrong: Any = 7
-        with pytest.raises(InvalidInputError, match="turn_id must be a str, got int"):
-            await stage.sessions.cancel_turn("s", turn_id=wrong)
-        with pytest.raises(InvalidInputError, match="turn_id must not be blank"):
-            await stage.sessions.cancel_turn("s", turn_id=" ")
         with pytest.raises(InvalidInputError, match="session_id 'a/b' must not contain '/'"):
             await stage.sessions.cancel_turn("a/b")
         with pytest.raises(SessionNotFoundError, match="no session 'none'"):

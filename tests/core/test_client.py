@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,80 +30,6 @@ from dex_agents import (
     SessionUnavailableError,
     TurnWaitTimeoutError,
 )
-
-
-@pytest.fixture
-async def offline(tmp_path: Path) -> Any:
-    """A client of an engine that does not run."""
-    options = AgentSessionOptions(max_message_bytes=10)
-    flow = AgentSessionFlow(ScriptedRunner([]), flow_type="Offline", options=options)
-    registry = Registry([flow], allow_async_handlers=True)
-    cache = open_blob_cache(BlobCacheConfig(str(tmp_path / "cache"), 1 << 20))
-    target = ClientOptions(server_address="127.0.0.1:1", worker_target=WorkerTarget(pull=True))
-    client = AsyncClient(registry, cache, target)
-    yield AgentSessionClient(client, flow)
-    await client.close()
-
-
-@pytest.mark.parametrize(
-    ("session_id", "text"),
-    [
-        ("", "must not be blank"),
-        (" \t", "must not be blank"),
-        ("a/b", "must not contain '/'"),
-        ("a$b:c", "must not contain '\\$', ':'"),
-        ("a\nb", "must not contain"),
-        ("a\ud800", "must not contain"),
-        ("x" * 201, "at most 200"),
-        (7, "must be a str, got int"),
-    ],
-)
-async def test_session_ids_are_checked_before_anything_is_sent(
-    offline: AgentSessionClient, session_id: Any, text: str
-) -> None:
-    for call in (
-        offline.start_session(session_id, "hi"),
-        offline.send_user_message(session_id, "hi"),
-        offline.get_agent_snapshot(session_id),
-        offline.resolve_interrupt(session_id, "i", approved=True),
-        offline.list_messages(session_id),
-        offline.wait_for_turn(session_id, 1, timeout_s=1),
-        offline.wait_until_settled(session_id, turns_done=1, timeout_s=1),
-        anext(offline.read_events(session_id)),
-    ):
-        with pytest.raises(InvalidInputError, match=text):
-            await call
-
-
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
-        ("", "text must not be blank"),
-        (" \n", "text must not be blank"),
-        ("x" * 11, "text has 11 bytes, at most 10 are taken"),
-        ("ä" * 6, "text has 12 bytes"),
-        ("a\ud800", "character 1 is a lone surrogate"),
-        (None, "text must be a str"),
-    ],
-)
-async def test_texts_are_checked_before_anything_is_sent(
-    offline: AgentSessionClient, message: Any, text: str
-) -> None:
-    with pytest.raises(InvalidInputError, match=text):
-        await offline.start_session("s", message)
-    with pytest.raises(InvalidInputError, match=text):
-        await offline.send_user_message("s", message)
-
-
-async def test_other_arguments_are_checked_before_anything_is_sent(
-    offline: AgentSessionClient,
-) -> None:
-    with pytest.raises(InvalidInputError, match="message_id must not be blank"):
-        await offline.send_user_message("s", "hi", message_id="")
-    with pytest.raises(InvalidInputError, match="turns must be 1 to 100"):
-        await offline.list_messages("s", turns=0)
-    with pytest.raises(InvalidInputError, match="before_turn must be at least 1"):
-        await offline.list_messages("s", before_turn=0)
 
 
 async def test_an_engine_that_is_away_is_named(offline: AgentSessionClient) -> None:

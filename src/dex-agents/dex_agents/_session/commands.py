@@ -1,0 +1,168 @@
+"""The commands of a client: each is one RPC that acts once, and what its refusal says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from dex import (
+    FlowAlreadyStartedError,
+    LongPollTimeoutError,
+    RPCInvokeOptions,
+    RPCResult,
+    StartFlowOptions,
+)
+
+from dex_agents._contract import Json
+from dex_agents._errors import (
+    InterruptError,
+    InvalidInputError,
+    SessionAlreadyExistsError,
+    SessionClosedError,
+    SessionUnavailableError,
+    TurnWaitTimeoutError,
+)
+from dex_agents._session import resources
+from dex_agents._session.checks import is_interrupt_id
+from dex_agents._session.connection import SessionConnection
+from dex_agents._session.encoding import encode
+from dex_agents._session.failures import clean_text
+from dex_agents._session.reading import snapshot_data, stored_snapshot
+from dex_agents._session.records import message_digest, turn_number
+from dex_agents._session.views import ClosedSession
+from dex_agents._session.waiting import wait_for_turns
+
+_CANCEL_S = 10.0
+_CLOSE_WAIT = timedelta(seconds=10)
+_ANSWER_REFUSALS = {
+    "not_pending": (
+        "is not pending: it was answered, it expired, its turn ended, or it never existed"
+    ),
+    "already_answered": "was already answered; an answer cannot be changed",
+    "expired": "has expired; the call counts as rejected",
+    "arguments_differ": "asks for other arguments than the digest that was given",
+}
+_WAIT_REFUSALS = {
+    "queue_full": "their turn, no more are taken; send again when a turn has ended",
+    "steering_full": (
+        "the next model call of the open turn, no more are taken; send again when it was made, or "
+        "queue the message with send_user_message"
+    ),
+}
+
+
+async def start(
+    connection: SessionConnection, session_id: str, text: str, images: Sequence[Json]
+) -> None:
+    """Start a session. Its request id is made from all that was given, so it starts once."""
+    flow_type = connection.flow.get_flow_type()
+    content = [flow_type, session_id, text, *([images] if images else [])]
+    digest = hashlib.sha256(encode(content)).hexdigest()[:40]
+    first = encode({"message": {"id": f"start-{digest}", "text": text, "images": images}})
+    options = StartFlowOptions(request_id=f"start-{digest}", ignore_already_started=True)
+    try:
+        async with connection.errors(session_id):
+            await connection.client.start_flow(connection.flow, session_id, first, options)
+    except FlowAlreadyStartedError:
+        raise SessionAlreadyExistsError(
+            f"session {session_id!r} was already started with another message; "
+            "use send_user_message, or another session id"
+        ) from None
+
+
+async def send(
+    connection: SessionConnection,
+    rpc: Callable[..., RPCResult[bytes]],
+    session_id: str,
+    message_id: str,
+    text: str,
+    images: Sequence[Json] = (),
+) -> None:
+    """Queue a message or steer with it; one of a known id is not taken again."""
+    accepted = resources.accepted.load(message_digest(message_id))
+    options = RPCInvokeOptions(load_attribute_map_instances=(accepted,))
+    message = {"id": message_id, "text": text, "images": list(images)}
+    answer = await connection.command(rpc, session_id, message, options)
+    if refused := answer.get("refused"):
+        raise InvalidInputError(
+            f"session {session_id!r} has {answer['waiting']} messages that wait for "
+            f"{_WAIT_REFUSALS[refused]}"
+        )
+
+
+async def answer_interrupt(
+    connection: SessionConnection, session_id: str, interrupt_id: str, given: dict[str, Json]
+) -> None:
+    """Answer an interrupt, which alone is locked meanwhile."""
+    if not is_interrupt_id(interrupt_id):
+        raise InterruptError(f"interrupt {interrupt_id!r:.200} {_ANSWER_REFUSALS['not_pending']}")
+    options = RPCInvokeOptions(
+        lock_attribute_map_instances=(resources.interrupts.lock(interrupt_id),),
+        load_attribute_map_instances=(resources.interrupts.load(interrupt_id),),
+    )
+    rpc = connection.flow.resolve_interrupt_rpc
+    request = {"interrupt_id": interrupt_id, **given}
+    answer = await connection.command(rpc, session_id, request, options)
+    refused = answer.get("refused")
+    if not refused:
+        return
+    why = answer["why"] if refused == "misfit" else _ANSWER_REFUSALS[refused]
+    if refused == "not_pending":
+        snapshot = await stored_snapshot(connection, session_id)
+        ids = [interrupt.interrupt_id for interrupt in snapshot.pending_interrupts]
+        why += f"; pending are: {', '.join(ids) or 'none'}"
+    raise InterruptError(f"interrupt {interrupt_id!r} of session {session_id!r} {why}")
+
+
+async def cancel(connection: SessionConnection, session_id: str, turn_id: str | None) -> bool:
+    """End the open turn, or only the given one, and wait for its end."""
+    rpc = connection.flow.cancel_turn_rpc
+    answer = await connection.command(rpc, session_id, {"turn_id": turn_id})
+    cancelled = answer["turn_id"]
+    if not cancelled:
+        return False
+    try:
+        await wait_for_turns(connection, session_id, turn_number(cancelled), _CANCEL_S)
+    except TurnWaitTimeoutError:
+        raise SessionUnavailableError(
+            f"turn {cancelled} of session {session_id!r} was stopped, and its end is stored as "
+            f"soon as a Worker takes it; {_serves(connection)}"
+        ) from None
+    except SessionClosedError:
+        pass  # closed in between; the snapshot still tells
+    newest = (await snapshot_data(connection, session_id))["cancelled_turn"]
+    # A later turn was cancelled meanwhile: what became of this one is no longer kept apart.
+    return bool(newest) and turn_number(newest) >= turn_number(cancelled)
+
+
+async def close(connection: SessionConnection, session_id: str, reason: str) -> ClosedSession:
+    """End the session, wait for its end, and count what it cut off."""
+    try:
+        async with connection.errors(session_id):
+            rpc = connection.flow.close_session_rpc
+            await connection.call(rpc, session_id, {"reason": clean_text(reason)})
+            await connection.client.wait_for_flow(session_id, _CLOSE_WAIT)
+    except SessionClosedError:
+        pass
+    except LongPollTimeoutError:
+        raise SessionUnavailableError(
+            f"session {session_id!r} takes no more commands, and its end is stored as soon as "
+            f"a Worker takes it; {_serves(connection)}"
+        ) from None
+    return _closed_session(await snapshot_data(connection, session_id))
+
+
+def _closed_session(data: Any) -> ClosedSession:
+    last = data["last_turn"] or {}
+    is_cut = data["closing"] is not None and last.get("is_by_close")
+    return ClosedSession(
+        # The first message is the start's input and in no queue.
+        dropped_messages=data["queued_messages"] + bool(data["is_starting"]),
+        cancelled_turn=last["turn_id"] if is_cut else "",
+    )
+
+
+def _serves(connection: SessionConnection) -> str:
+    return f"check that one serves Flow type {connection.flow.get_flow_type()}"

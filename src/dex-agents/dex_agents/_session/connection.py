@@ -1,0 +1,146 @@
+"""Calls of a session's RPCs, and what an engine's or Worker's refusal means for the session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+from dex import (
+    AsyncClient,
+    DexServiceError,
+    FlowNotActiveOrNotFoundError,
+    FlowNotFoundError,
+    FlowStatus,
+    RPCInvokeOptions,
+    RpcLockConflictError,
+    RPCResult,
+    WorkerInvocationError,
+)
+
+from dex_agents._contract import Json
+from dex_agents._errors import (
+    InvalidInputError,
+    SessionClosedError,
+    SessionNotFoundError,
+    SessionUnavailableError,
+)
+from dex_agents._session.encoding import decode, encode
+from dex_agents._session.flow import AgentSessionFlow
+
+_LOCK_TRIES = 40
+_NO_OPTIONS = RPCInvokeOptions()
+
+
+class SessionConnection:
+    """A client of the engine for the sessions of one Flow; it keeps nothing about them."""
+
+    def __init__(self, client: AsyncClient, flow: AgentSessionFlow) -> None:
+        self.client = client
+        self.flow = flow
+
+    async def call(
+        self,
+        rpc: Callable[..., RPCResult[bytes]],
+        session_id: str,
+        request: Json = None,
+        options: RPCInvokeOptions = _NO_OPTIONS,
+    ) -> Any:
+        """Call an RPC of the session. One that needs a lock waits for others to leave it.
+
+        Raises:
+            SessionNotFoundError, SessionClosedError, SessionUnavailableError: As they say.
+        """
+        # None of ours takes null; an RPC without input takes nothing else.
+        sent = None if request is None else encode(request)
+        async with self.errors(session_id):
+            for number in range(_LOCK_TRIES):
+                try:
+                    return decode(
+                        await self.client.invoke_rpc(rpc, session_id, sent, options=options)
+                    )
+                except RpcLockConflictError:
+                    # Another answer, its deadline, or a turn that opens: all are quick.
+                    if number < _LOCK_TRIES - 1:
+                        await asyncio.sleep(random.uniform(0.005, 0.05))
+            raise SessionUnavailableError(
+                f"session {session_id!r} is busy with another command for the same thing; "
+                "nothing changed, call again"
+            )
+
+    async def command(
+        self,
+        rpc: Callable[..., RPCResult[bytes]],
+        session_id: str,
+        request: Json,
+        options: RPCInvokeOptions = _NO_OPTIONS,
+    ) -> Any:
+        """As :meth:`call`, for an RPC that a closed session refuses."""
+        answer = await self.call(rpc, session_id, request, options)
+        if answer.get("refused") == "closed":
+            raise closed(session_id)
+        return answer
+
+    async def status(self, session_id: str) -> FlowStatus:
+        """What the engine says about the session's execution; needs no Worker.
+
+        Raises:
+            SessionNotFoundError, SessionUnavailableError: As they say.
+            InvalidInputError: The id is one of another Flow type.
+        """
+        async with self.errors(session_id):
+            info = await self.client.describe_flow(session_id)
+        if info.flow_type != self.flow.get_flow_type():
+            raise InvalidInputError(
+                f"session {session_id!r} is one of Flow type {info.flow_type!r}, this client is "
+                f"for {self.flow.get_flow_type()!r}; build the client with the session's Flow"
+            )
+        return info.status
+
+    async def is_open(self, session_id: str) -> bool:
+        """Whether the session has not ended."""
+        return await self.status(session_id) is FlowStatus.RUNNING
+
+    @contextlib.asynccontextmanager
+    async def errors(self, session_id: str) -> AsyncIterator[None]:
+        """Gives the SDK's errors the session's words."""
+        try:
+            yield
+        except FlowNotFoundError:
+            raise not_found(session_id) from None
+        except FlowNotActiveOrNotFoundError:
+            if await self.is_open(session_id):
+                raise SessionUnavailableError(
+                    f"session {session_id!r} could not be reached, try again"
+                ) from None
+            raise closed(session_id) from None
+        except WorkerInvocationError as error:
+            if error.worker_code is not None or error.worker_error_type:
+                raise
+            raise SessionUnavailableError(
+                f"no Worker answered for session {session_id!r}: {error.detail}; check that a "
+                f"Worker serves Flow type {self.flow.get_flow_type()}, then call again"
+            ) from error
+        except DexServiceError as error:
+            if error.code is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            raise SessionUnavailableError(
+                f"the engine could not be reached for session {session_id!r}: {error.detail}; "
+                "does it run at the client's server_address (host:port, no scheme)? If so, call "
+                "again"
+            ) from error
+
+
+def closed(session_id: str) -> SessionClosedError:
+    """The error of a session that has ended."""
+    return SessionClosedError(
+        f"session {session_id!r} is closed and takes no more commands; start another one"
+    )
+
+
+def not_found(session_id: str) -> SessionNotFoundError:
+    """The error of a session that never began."""
+    return SessionNotFoundError(f"there is no session {session_id!r}; start it with start_session")

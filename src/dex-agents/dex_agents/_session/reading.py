@@ -1,0 +1,140 @@
+"""What a client reads of a session: its state, its history, its live events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import grpc
+from dex import (
+    DexServiceError,
+    FlowStatus,
+    LongPollTimeoutError,
+    RPCInvokeOptions,
+    WorkerInvocationError,
+)
+
+from dex_agents._errors import InvalidInputError, SessionUnavailableError
+from dex_agents._session import resources
+from dex_agents._session.connection import SessionConnection, not_found
+from dex_agents._session.records import message_from_json
+from dex_agents._session.views import (
+    AgentEventBatch,
+    AgentSnapshot,
+    MessagePage,
+    event_from_json,
+    snapshot_from_json,
+)
+
+_PAGE_BYTES = 2_500_000
+_EVENT_POLL = timedelta(seconds=50)
+_IDLE_REASON = "no message of the user came within its idle lifetime"
+
+
+async def snapshot_data(connection: SessionConnection, session_id: str) -> Any:
+    """The session's own account of where it stands."""
+    return await connection.call(connection.flow.get_agent_snapshot_rpc, session_id)
+
+
+async def stored_snapshot(connection: SessionConnection, session_id: str) -> AgentSnapshot:
+    """The same as a snapshot; it does not know of an end that the session had no part in."""
+    return snapshot_from_json(session_id, await snapshot_data(connection, session_id))
+
+
+async def snapshot(connection: SessionConnection, session_id: str) -> AgentSnapshot:
+    """Where the session stands, also one that was stopped or had been idle for too long."""
+    # The RPC also answers for a session that was stopped, and does not say so.
+    status, stored = await asyncio.gather(
+        connection.status(session_id), stored_snapshot(connection, session_id)
+    )
+    if status is FlowStatus.RUNNING:
+        return stored
+    stored = await stored_snapshot(connection, session_id)  # the first may be from before the end
+    # Only an idle session completes without a word in its state.
+    is_idle = stored.status != "closed" and status is FlowStatus.COMPLETED
+    reason = _IDLE_REASON if is_idle else stored.close_reason
+    return replace(stored, status="closed", close_reason=reason)
+
+
+async def message_page(
+    connection: SessionConnection, session_id: str, before_turn: int | None, turns: int
+) -> MessagePage:
+    """Messages of so many turns before one, or of the newest.
+
+    Raises:
+        InvalidInputError: All turns asked for are later than the newest.
+    """
+    if before_turn is None:
+        before_turn = (await stored_snapshot(connection, session_id)).turns_done + 1
+    keys = [
+        resources.page_key(number)
+        for number in range(before_turn - 1, max(0, before_turn - 1 - turns), -1)
+    ]
+    pages = await _pages(connection, session_id, keys) if keys else []
+    if not pages:
+        await _refuse_later_turns(connection, session_id, before_turn)
+        return MessagePage((), None)
+    messages = [message_from_json(item) for page in reversed(pages) for item in page["messages"]]
+    first = int(pages[-1]["key"])
+    return MessagePage(tuple(messages), first if first > 1 else None)
+
+
+async def _refuse_later_turns(
+    connection: SessionConnection, session_id: str, before_turn: int
+) -> None:
+    """An empty page reads as the beginning of the history, so behind the end there is none."""
+    done = (await stored_snapshot(connection, session_id)).turns_done
+    if before_turn > done + 1:
+        raise InvalidInputError(
+            f"before_turn must be at most {done + 1}, as session {session_id!r} has done {done} "
+            f"turns, got {before_turn}; leave it out for the newest turns"
+        )
+
+
+async def _pages(connection: SessionConnection, session_id: str, keys: list[str]) -> Any:
+    options = RPCInvokeOptions(
+        load_attribute_map_instances=tuple(resources.messages.load(key) for key in keys)
+    )
+    request = {"keys": keys, "max_bytes": _PAGE_BYTES}
+    try:
+        return await connection.call(connection.flow.read_pages_rpc, session_id, request, options)
+    except WorkerInvocationError as error:
+        if error.worker_error_type != "TASK_TOO_LARGE" or len(keys) == 1:
+            raise
+        return await _pages(connection, session_id, keys[: len(keys) // 2])
+
+
+async def events(
+    connection: SessionConnection, session_id: str, resume_token: str
+) -> AsyncIterator[AgentEventBatch]:
+    """Live events behind a token until the session is closed."""
+    await connection.is_open(session_id)
+    token = resume_token
+    while True:
+        try:
+            message = await connection.client.read_stream(
+                session_id, connection.flow.event_stream, token, _EVENT_POLL
+            )
+        except LongPollTimeoutError:
+            if not await connection.is_open(session_id):
+                return
+            continue
+        except DexServiceError as error:
+            if error.code is grpc.StatusCode.NOT_FOUND:
+                raise not_found(session_id) from None
+            if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
+                raise SessionUnavailableError(
+                    f"the live events of session {session_id!r} broke off: {error.detail}; "
+                    "read on from the newest resume_token"
+                ) from error
+            raise InvalidInputError(
+                f"resume_token {token!r} belongs to no events of session {session_id!r}; "
+                'use "" for all that are kept'
+            ) from None
+        token = message.resume_token
+        batch = tuple(event_from_json(item) for item in json.loads(message.value))
+        yield AgentEventBatch(batch, token)

@@ -1,0 +1,87 @@
+"""How a client waits: on a counter of the session, which needs no Worker, until a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from datetime import timedelta
+from typing import Any
+
+from dex import (
+    AttributeMatch,
+    LongPollTimeoutError,
+    RequestTimeoutError,
+    WaitForAttributeOptions,
+)
+
+from dex_agents._errors import SessionUnavailableError, TurnWaitTimeoutError
+from dex_agents._session import resources
+from dex_agents._session.connection import SessionConnection
+from dex_agents._session.reading import stored_snapshot
+from dex_agents._session.views import AgentSnapshot
+
+_RECONNECT_S = 0.25
+_LOOK_S = 2.0
+
+
+async def wait_for_turns(
+    connection: SessionConnection, session_id: str, turns_done: int, timeout_s: float
+) -> None:
+    """Wait until so many turns have ended."""
+    deadline = time.monotonic() + timeout_s
+    await _wait(connection, session_id, resources.turns_done, turns_done, deadline)
+
+
+async def wait_until_settled(
+    connection: SessionConnection, session_id: str, turns_done: int, timeout_s: float
+) -> AgentSnapshot:
+    """Wait until so many turns have ended, or a person is asked."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        snapshot = await stored_snapshot(connection, session_id)
+        if snapshot.turns_done >= turns_done or snapshot.pending_interrupts:
+            return snapshot
+        later = snapshot.revision + 1
+        await _wait(connection, session_id, resources.revision, later, deadline)
+
+
+async def _wait(
+    connection: SessionConnection, session_id: str, attribute: Any, at_least: int, deadline: float
+) -> None:
+    match = AttributeMatch.greater_than_or_equal(at_least)
+    while True:
+        # The SDK takes whole seconds; the rest of the last one is cut off here.
+        left = max(deadline - time.monotonic(), 0.001)
+        options = WaitForAttributeOptions(request_timeout=timedelta(seconds=math.ceil(left)))
+        try:
+            async with asyncio.timeout(left):
+                async with connection.errors(session_id):
+                    await connection.client.wait_for_attribute_match(
+                        session_id, attribute, match, options
+                    )
+            return
+        except LongPollTimeoutError:
+            continue
+        except SessionUnavailableError:
+            # An engine that restarts is back within the time given, or it is not.
+            if time.monotonic() + _RECONNECT_S > deadline:
+                raise
+            await asyncio.sleep(_RECONNECT_S)
+        except (RequestTimeoutError, TimeoutError):
+            raise TurnWaitTimeoutError(
+                f"session {session_id!r} did not get to {attribute.name} {at_least} in time: "
+                f"{await _why_not(connection, session_id)}; it goes on, wait again"
+            ) from None
+
+
+async def _why_not(connection: SessionConnection, session_id: str) -> str:
+    try:
+        async with asyncio.timeout(_LOOK_S):
+            snapshot = await stored_snapshot(connection, session_id)
+    except (SessionUnavailableError, TimeoutError):
+        return f"no Worker answers that serves Flow type {connection.flow.get_flow_type()}"
+    waiting = [f"{i.tool_name} ({i.interrupt_id})" for i in snapshot.pending_interrupts]
+    if waiting:
+        return f"it waits for an answer about {', '.join(waiting)}"
+    return f"it is {snapshot.status}, {snapshot.turns_done} turns are done"
