@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import grpc.aio
+import pytest
 from dex import (
     AsyncClient,
     AsyncContext,
@@ -19,6 +23,7 @@ from dex import (
     Attribute,
     BlobCacheConfig,
     Channel,
+    Client,
     ClientOptions,
     Context,
     Credential,
@@ -32,6 +37,7 @@ from dex import (
     StepList,
     Timer,
     Wait,
+    Worker,
     WorkerOptions,
     force_complete,
     go_to,
@@ -39,6 +45,8 @@ from dex import (
     open_blob_cache,
     rpc,
 )
+from dex.dexpb import dex_pb2_grpc
+from google.protobuf.empty_pb2 import Empty
 
 import dex_lite
 from dex_lite._options import EngineOptions
@@ -136,6 +144,12 @@ class App:
         await worker.wait_pull_registered(timeout=30)
         return worker
 
+    async def connected(self) -> None:
+        """Wait until calls go through again: gRPC shares back-off by address."""
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            stub: Any = dex_pb2_grpc.FlowServiceStub(channel)
+            await stub.HealthCheck(Empty(), wait_for_ready=True)
+
     async def stop_workers(self) -> None:
         """Stop all Workers."""
         for worker, task in self._workers:
@@ -166,3 +180,38 @@ async def serve(
             yield app
         finally:
             await app.close()
+
+
+class SyncApp:
+    """A synchronous Worker and Client, which block: call them in threads of their own."""
+
+    def __init__(self, address: str, folder: Path, flows: Sequence[Flow[Any]]) -> None:
+        registry = Registry(list(flows))
+        self._cache = open_blob_cache(BlobCacheConfig(str(folder / "sync-cache"), 1 << 20))
+        self.client = Client(registry, self._cache, ClientOptions(server_address=address))
+        pull = PullWorkerOptions(max_concurrent_tasks=4)
+        self.worker = Worker(
+            registry, self._cache, WorkerOptions(server_address=address, pull=pull)
+        )
+
+
+@asynccontextmanager
+async def serve_sync(folder: Path, *flows: Flow[Any]) -> AsyncIterator[SyncApp]:
+    """An engine on ``folder/engine.db`` and a SyncApp at it."""
+    async with dex_lite.open_engine(folder / "engine.db") as engine:
+        app = SyncApp(engine.address, folder, flows)
+        running = asyncio.create_task(asyncio.to_thread(app.worker.start))
+        try:
+            await asyncio.to_thread(app.worker.wait_pull_registered, 30)
+            yield app
+        finally:
+            await asyncio.to_thread(app.worker.stop)
+            await running
+            await asyncio.to_thread(app.client.close)
+            app._cache.close()
+
+
+def shift_clock(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    """Let engines that are opened from now on see a clock that is so far ahead of the real one."""
+    ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + seconds * 10**9)
+    monkeypatch.setattr("dex_lite._timers.time", ahead)

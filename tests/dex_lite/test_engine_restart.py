@@ -10,11 +10,9 @@ import contextlib
 import re
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -46,11 +44,10 @@ from dex import (
 from dex import StepMovement as Movement
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
-from google.protobuf.empty_pb2 import Empty
 
 import dex_lite
 from dex_lite._options import EngineOptions
-from dex_lite_samples import App, Chain, Mailbox, serve
+from dex_lite_samples import App, Chain, Mailbox, serve, shift_clock
 
 seen = Attribute("seen", str)
 later = Channel("later", str)
@@ -100,13 +97,6 @@ class SleepFlow(Flow[int]):
         return RPCResult(later.size(context))
 
 
-async def _connected(address: str) -> None:
-    """Wait until calls to this address go through again: gRPC shares back-off by address."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub: Any = dex_pb2_grpc.FlowServiceStub(channel)
-        await stub.HealthCheck(Empty(), wait_for_ready=True)
-
-
 async def _state(address: str, flow_id: str) -> pb.GetFlowStateResponse:
     async with grpc.aio.insecure_channel(address) as channel:
         stub: Any = dex_pb2_grpc.FlowServiceStub(channel)
@@ -136,8 +126,7 @@ async def test_timer_that_came_due_while_down_fires_at_the_start(
             for step in (await _state(app.address, "f")).active_step_executions
         ):
             pass
-    an_hour_later = SimpleNamespace(time_ns=lambda: time.time_ns() + 3_600 * 10**9)
-    monkeypatch.setattr("dex_lite._timers.time", an_hour_later)
+    shift_clock(monkeypatch, 3_600)
     async with serve(tmp_path, flow) as app:
         assert (await app.client.wait_for_flow("f")).single_output(bool) is True
 
@@ -219,7 +208,7 @@ async def test_open_attempt_is_lost_when_the_engine_starts(tmp_path: Path) -> No
         port = int(engine.address.rpartition(":")[2])
     async with dex_lite.open_engine(path, port=port):
         # The same Worker comes back by itself.
-        await _connected(app.address)
+        await app.connected()
         result = await app.client.wait_for_flow("f")
         await app.close()
     assert result.single_output(str) == "WORKER_DISCONNECTED"
@@ -257,7 +246,7 @@ async def test_engine_killed_in_mid_step(tmp_path: Path) -> None:
         await process.wait()
     async with _process(data, int(address.rpartition(":")[2])):
         # The same Worker comes back by itself; a Client's call has to outlast gRPC's back-off.
-        await _connected(address)
+        await app.connected()
         result = await app.client.wait_for_flow("f")
         assert (await app.client.wait_for_flow("chain")).single_output(int) == 0
         await app.close()

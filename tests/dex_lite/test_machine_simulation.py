@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable
 from typing import Literal
 
+import msgspec
 import pytest
 
 from dex_lite._machine import decide
@@ -17,7 +18,7 @@ from dex_lite._machine.facts import (
     AttemptGivenBack,
     MessagesDeleted,
     MessagesPublished,
-    RunStarted,
+    RunClosed,
     WaitWon,
     decode_fact,
     decode_state,
@@ -25,15 +26,19 @@ from dex_lite._machine.facts import (
     encode_state,
     fold,
 )
+from dex_lite._machine.family import spread
 from dex_lite._machine.model import (
     CANCELED,
     COMPLETED,
     FAILED,
+    FLOW_TIMEOUT,
     RUNNING,
     TERMINATED,
     ChannelCondition,
     Condition,
     Failure,
+    FlowStart,
+    FlowTimeout,
     MethodOptions,
     Movement,
     RetryPolicy,
@@ -41,9 +46,11 @@ from dex_lite._machine.model import (
     StepOptions,
     TimerCondition,
 )
+from dex_lite._machine.starts import run_started
 from dex_lite._machine.turn import CancelTask, Ready, SetTimer, Turn
 from dex_lite._machine.waits import won
 
+Policy = Literal["fail", "cancel", "handler"]
 Close = Literal["none", "graceful", "force", "fail", "conditional", "dead_end"]
 _MOSTLY: tuple[Close, ...] = ("none",) * 12 + ("dead_end",) * 6 + ("conditional",)
 CHANNELS = ("a", "b", "map/1")
@@ -69,16 +76,34 @@ class Simulation:
         self.timers: set[SetTimer] = set()
         self.offered: set[str] = set()
         self.is_stale = False
+        self.past: list[RunState] = []  # runs that a Flow retry followed
+        self.copy: RunState | None = None
         turn = decide.start(
-            RunStarted(
-                "f", "run", "F", "q", self.now, start=self.movement(), attributes=(("k", b"v"),)
-            )
+            run_started(self.flow(), flow_id="f", run_id="run", request_id="q", at=self.now)
         )
         self.state = turn.state
-        self.copy: RunState | None = None
         self.after(turn)
 
     # What comes in
+
+    def flow(self) -> FlowStart:
+        pick = self.random
+        policy: Policy = pick.choice(("fail", "cancel", "handler", "handler"))
+        retry = RetryPolicy(maximum_attempts=pick.choice((2, 3)))
+        return FlowStart(
+            "F",
+            step=self.movement(),
+            attributes=(("k", b"v"),),
+            delay_ms=pick.choice((0, 0, 4_000)),
+            timeout=FlowTimeout(pick.choice((9_000, 60_000)), policy, self.handler())
+            if pick.random() < 0.3
+            else None,
+            retry=retry if pick.random() < 0.5 else None,
+        )
+
+    def handler(self) -> StepOptions:
+        to = "Rescue" if self.random.random() < 0.5 else ""
+        return StepOptions(execute=self.method(), skip_wait_for=True, failure_step_type=to)
 
     def movement(self) -> Movement:
         pick = self.random
@@ -211,17 +236,20 @@ class Simulation:
         execution_id, token = self.token()
         step = self.state.steps.get(execution_id)
         if step is None or step.method == "execute":
-            decide.complete_execute(turn, execution_id, token, self.execute_result())
+            result = self.execute_result()
+            if step is not None and step.is_timeout:
+                result = msgspec.structs.replace(result, attributes=(("Handled", b"1"),))
+            decide.complete_execute(turn, execution_id, token, result)
         else:
             writes = self.writes()
-            result = WaitForResult(
+            waits = WaitForResult(
                 attributes=writes.attributes,
                 deleted=writes.deleted,
                 published=writes.published,
                 step_locals=(("local", b"1"),),
                 condition=self.condition(),
             )
-            decide.complete_wait_for(turn, execution_id, token, result)
+            decide.complete_wait_for(turn, execution_id, token, waits)
 
     def failure(self) -> Failure:
         return Failure("detail", "Type", "stack", is_delivered=self.random.random() < 0.7)
@@ -302,6 +330,31 @@ class Simulation:
     # What has to hold
 
     def after(self, turn: Turn) -> None:
+        """The command's own run, and a run that follows it."""
+        turns = list(spread(turn))
+        assert turns[0] is turn and len(turns) <= 2
+        self.after_one(turn)
+        if len(turns) == 2:
+            self.go_on(turns[1])
+
+    def go_on(self, turn: Turn) -> None:
+        """A Flow retry begins."""
+        before, state = self.state, turn.state
+        assert before.again is not None and before.again.retry is not None
+        assert before.status == FAILED and before.next_run_id == state.run_id
+        assert state.run_attempt == before.run_attempt + 1 <= before.again.retry.maximum_attempts
+        assert state.run_id not in {run.run_id for run in (*self.past, before)}
+        assert state.first_run_id == (self.past[0] if self.past else before).run_id
+        assert (state.again, state.timeout) == (before.again, before.timeout)
+        assert state.attributes == {"k": b"v"} and not state.channels
+        self.past.append(before)
+        self.state, self.copy = state, None
+        self.rpc_locks = frozenset()
+        for kept in (self.published, self.gone, self.begun, self.timers, self.offered):
+            kept.clear()
+        self.after_one(turn)
+
+    def after_one(self, turn: Turn) -> None:
         for fact in turn.facts:
             self.follow(decode_fact(encode_fact(fact)))
         assert self.copy is not None
@@ -338,6 +391,8 @@ class Simulation:
             self.begun[key] = self.begun.get(key, 0) + (1 if isinstance(fact, AttemptBegun) else -1)
             maximum = step.method_options.retry.maximum_attempts
             assert not maximum or self.begun[key] <= maximum, key
+        elif isinstance(fact, RunClosed):
+            assert bool(fact.next_run_id) <= (fact.status == FAILED)
         count = before.fact_count if before is not None else 0
         self.copy = fold(before, fact)
         assert self.copy.fact_count == count + 1
@@ -364,7 +419,9 @@ class Simulation:
         if not state.is_open:
             assert not state.steps
             return
-        assert not (state.is_completing and not state.steps), "it should be complete"
+        assert not (state.is_completing and not state.has_user_steps), "it should be complete"
+        waits = [step for step in state.steps.values() if step.is_timeout]
+        assert len(waits) <= (state.timeout is not None)
         timers = {(t.execution_id, t.index) for t in self.timers}
         held: list[str] = []
         for step in state.steps.values():
@@ -404,16 +461,22 @@ def test_invariants_hold_under_random_schedules(first_seed: int) -> None:
 def test_schedules_reach_every_corner() -> None:
     """The simulation is worth something only if runs live long and end in every way."""
     closed: dict[int, int] = {}
-    attempts = messages = 0
-    for seed in range(300):
+    attempts = messages = retries = timeouts = handled = 0
+    for seed in range(400):
         simulation = Simulation(seed)
         simulation.run()
         state = simulation.state
         closed[state.status] = closed.get(state.status, 0) + 1
         attempts += len(simulation.tokens)
         messages += len(simulation.gone)
+        retries += state.run_attempt - 1
+        timeouts += state.error_type == FLOW_TIMEOUT
+        handled += "Handled" in state.attributes
     assert set(closed) == {RUNNING, COMPLETED, FAILED, TERMINATED, CANCELED}, closed
     assert closed[RUNNING] > 50
+    assert retries > 25
+    assert timeouts > 5
+    assert handled > 5
     assert attempts > 2_000
     assert messages > 500
 

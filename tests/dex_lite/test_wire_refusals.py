@@ -103,6 +103,43 @@ BAD_STARTS: dict[str, tuple[pb.StartFlowRequest, str]] = {
     "negative timeout": (_start(flow_timeout_seconds=-1), "must not be negative"),
     "negative delay": (_options(flow_start_delay_seconds=-1), "must not be negative"),
     "unknown policy": (_options(id_reuse_policy=99), "unknown id reuse policy 99"),
+    "timeout policy without a timeout": (_start(flow_timeout_policy=2), "needs a timeout"),
+    "timeout handler without a timeout": (
+        _options(timeout_handler_options=pb.FlowTimeoutHandlerOptions()),
+        "needs a timeout",
+    ),
+    "timeout handler that never runs": (
+        _start(
+            flow_timeout_seconds=5,
+            flow_timeout_policy=2,
+            flow_start_options=pb.FlowStartOptions(
+                timeout_handler_options=pb.FlowTimeoutHandlerOptions()
+            ),
+        ),
+        "need the timeout policy HANDLER",
+    ),
+    "timeout handler with a bad option": (
+        _start(
+            flow_timeout_seconds=5,
+            flow_timeout_policy=3,
+            flow_start_options=pb.FlowStartOptions(
+                timeout_handler_options=pb.FlowTimeoutHandlerOptions(method_timeout_seconds=-1)
+            ),
+        ),
+        "must not be negative",
+    ),
+    "negative Flow attempts": (
+        _options(retry_policy=pb.FlowRetryPolicy(maximum_attempts=-1)),
+        "must not hold negative numbers",
+    ),
+    "two Worker targets": (
+        _options(
+            flow_config_override=pb.FlowConfig(
+                worker_target=pb.WorkerTarget(address="a:1", is_pull_mode=True)
+            )
+        ),
+        "either an address or pull mode",
+    ),
     "unknown timeout policy": (_start(flow_timeout_policy=99), "unknown Flow timeout policy 99"),
     "unknown durability": (
         _options(flow_config_override=pb.FlowConfig(step_durability=99)),
@@ -152,9 +189,6 @@ async def test_malformed_starts_store_nothing(tmp_path: Path) -> None:
 
 
 LATER: dict[str, pb.StartFlowRequest] = {
-    "Flow timeouts": _start(flow_timeout_seconds=5),
-    "a start delay": _options(flow_start_delay_seconds=5),
-    "Flow retry policies": _options(retry_policy=pb.FlowRetryPolicy(maximum_attempts=2)),
     "listening mode": _options(
         flow_config_override=pb.FlowConfig(worker_target=pb.WorkerTarget(address="a:1"))
     ),

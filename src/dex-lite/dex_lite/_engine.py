@@ -28,6 +28,7 @@ from dex_lite._machine.facts import (
     encode_state,
     fold,
 )
+from dex_lite._machine.family import spread
 from dex_lite._machine.model import RunState
 from dex_lite._machine.turn import CancelTask, Effect, Ready, SetTimer, Turn
 from dex_lite._matching import Matcher
@@ -129,37 +130,71 @@ class Engine:
         return Turn(run.state, now_ms(), frozenset(run.rpc_locks))
 
     def store(self, run: Run, turn: Turn) -> int:
-        """Hand a turn's facts to the journal and set its effects going; the number of their commit."""
-        if turn.facts:
-            state = run.state
-            first = state.fact_count - len(turn.facts) + 1
-            writes: list[Write] = [
-                AddFacts(state.run_id, first, [encode_fact(fact) for fact in turn.facts])
-            ]
-            is_row_new = False
-            for fact in turn.facts:
-                if isinstance(fact, StepEnded):
-                    self.attempts.forget(run, fact.execution_id)
-                elif isinstance(fact, MethodCompleted | MethodFailed):
-                    run.snapshots.pop(fact.execution_id, None)
-                elif isinstance(fact, RunStarted | RunClosed):
-                    is_row_new = True
-                    _note_run(state)
-            if is_row_new:
-                row = run.row()
-                writes.insert(0, PutRun(row))  # the journal wants a run before its facts
-                self.rows[state.flow_id] = row
-            if run.is_snapshot_due():
-                run.snapshot_at = state.fact_count
-                writes.append(PutSnapshot(state.run_id, state.fact_count, encode_state(state)))
-            run.commit = self.journal.submit(writes)
-            self._tell_waiters(run)
-        commit = run.commit
-        for effect in turn.effects:
-            self._effect(run, effect)
-        if not run.state.is_open:
-            self.let_go(run)
-        return commit
+        """Hand a turn's facts, and those that it causes in other runs, to the journal as one commit.
+
+        Sets the effects going and returns the number of the commit.
+        """
+        writes: list[Write] = []
+        moved: list[tuple[Run, Turn]] = []
+        for each in spread(turn):
+            its_run = run if each is turn else self._run_of(each.state)
+            writes += self._writes(its_run, each)
+            moved.append((its_run, each))
+        if writes:
+            commit = self.journal.submit(writes)
+            for its_run, each in moved:
+                if each.facts:
+                    its_run.commit = commit
+        for its_run, each in moved:
+            if each.facts:
+                self._tell_waiters(its_run)
+        for its_run, each in moved:
+            for effect in each.effects:
+                self._effect(its_run, effect)
+            if not its_run.state.is_open:
+                self.let_go(its_run)
+        return run.commit
+
+    def start_run(self, started: RunStarted) -> Run:
+        """A new run; its ``commit`` is the one to wait for."""
+        turn = decide.start(started)
+        run = self._run_of(turn.state)
+        self.store(run, turn)
+        return run
+
+    def _run_of(self, state: RunState) -> Run:
+        run = self.runs.get(state.run_id)
+        if run is None:
+            run = self.runs[state.run_id] = Run(state)
+            run.snapshot_at = 0
+        return run
+
+    def _writes(self, run: Run, turn: Turn) -> list[Write]:
+        """What the journal has to keep of a turn that was just decided."""
+        if not turn.facts:
+            return []
+        state = run.state
+        first = state.fact_count - len(turn.facts) + 1
+        writes: list[Write] = [
+            AddFacts(state.run_id, first, [encode_fact(fact) for fact in turn.facts])
+        ]
+        is_row_new = False
+        for fact in turn.facts:
+            if isinstance(fact, StepEnded):
+                self.attempts.forget(run, fact.execution_id)
+            elif isinstance(fact, MethodCompleted | MethodFailed):
+                run.snapshots.pop(fact.execution_id, None)
+            elif isinstance(fact, RunStarted | RunClosed):
+                is_row_new = True
+                _note_run(state)
+        if is_row_new:
+            row = run.row()
+            writes.insert(0, PutRun(row))  # the journal wants a run before its facts
+            self.rows[state.flow_id] = row
+        if run.is_snapshot_due():
+            run.snapshot_at = state.fact_count
+            writes.append(PutSnapshot(state.run_id, state.fact_count, encode_state(state)))
+        return writes
 
     def _effect(self, run: Run, effect: Effect) -> None:
         if isinstance(effect, Ready):
@@ -224,6 +259,21 @@ class Engine:
             raise flow_missing(flow_id, "is closed")
         return run
 
+    async def find_any(self, flow_id: str, run_id: str = "") -> RunRow:
+        """The row of the named run, an older one too, or of the Flow's newest one.
+
+        Raises:
+            ServiceError: There is none.
+        """
+        self.check_running()
+        row = self.rows.get(flow_id)
+        if row is not None and run_id and row.run_id != run_id:
+            run = self.runs.get(run_id)
+            row = run.row() if run is not None else await self.journal.run(run_id)
+        if row is None or row.flow_id != flow_id:
+            raise flow_missing(flow_id)
+        return row
+
     async def state_of(self, row: RunRow) -> RunState:
         """The durable state of a run, from memory or read back."""
         run = self.runs.get(row.run_id)
@@ -263,8 +313,13 @@ class Engine:
         finally:
             self._pending.discard(future)
 
-    async def wait(self, run: Run, check: Any, timeout_s: float, message: str) -> Any:
+    async def wait(
+        self, run: Run, check: Any, timeout_s: float, message: str, *, follows: bool = True
+    ) -> Any:
         """The first result of ``check(state)`` that is not ``None``, once it is durable.
+
+        ``follows`` is for what is said of a Flow and not of a run: a run that a Flow retry follows
+        is not asked how it ended.
 
         Raises:
             ServiceError: The time is over.
@@ -275,16 +330,16 @@ class Engine:
             return found
         self.check_running()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        waiter = Waiter(check, future)
-        run.waiters.append(waiter)
+        waiter = Waiter(check, future, follows=follows)
+        waiter.join(run)
         try:
             async with asyncio.timeout(timeout_s):
                 found = await future
         except TimeoutError:
             raise long_poll_over(message) from None
         finally:
-            if waiter in run.waiters:
-                run.waiters.remove(waiter)
+            if waiter in waiter.among:
+                waiter.among.remove(waiter)
         if isinstance(found, ServiceError):
             raise found
         return found
@@ -293,13 +348,17 @@ class Engine:
         if not run.waiters:
             return
         left = []
+        after = self.runs.get(run.state.next_run_id)
         for waiter in run.waiters:
+            if after is not None and waiter.follows:
+                waiter.join(after)
+                continue
             found = waiter.check(run.state)
             if found is None:
                 left.append(waiter)
             else:
                 self.journal.when_durable(run.commit, partial(_resolve, waiter.future, found))
-        run.waiters = left
+        run.waiters[:] = left
 
 
 def _note_run(state: RunState) -> None:

@@ -154,7 +154,7 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
         self, request: pb.GetAttributesRequest, context: Context
     ) -> pb.GetAttributesResponse:
         async def work() -> pb.GetAttributesResponse:
-            row = self._engine.find(request.flow_id, request.run_id)
+            row = await self._engine.find_any(request.flow_id, request.run_id)
             attributes = (await self._engine.state_of(row)).attributes
             response = pb.GetAttributesResponse()
             for key in attributes if request.all_keys else request.keys:
@@ -205,7 +205,7 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
         self, request: pb.GetChannelMessagesRequest, context: Context
     ) -> pb.GetChannelMessagesResponse:
         async def work() -> pb.GetChannelMessagesResponse:
-            row = self._engine.find(request.flow_id, request.run_id)
+            row = await self._engine.find_any(request.flow_id, request.run_id)
             state = await self._engine.state_of(row)
             response = pb.GetChannelMessagesResponse()
             for message in state.channels.get(request.channel_name, ()):

@@ -11,14 +11,15 @@ from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._machine import decide
 from dex_lite._machine.facts import RunStarted, decode_fact
-from dex_lite._machine.model import COMPLETED, RUNNING, Movement, RunState
+from dex_lite._machine.model import COMPLETED, RUNNING, RunState
+from dex_lite._machine.starts import run_started
 from dex_lite._records import PutIndexTypes, RunRow
-from dex_lite._runs import Run
 from dex_lite._timers import now_ms
 from dex_lite._wire.errors import ServiceError, flow_missing, invalid, later
 from dex_lite._wire.history import HistoryReader
-from dex_lite._wire.limits import TIMEOUT_HANDLER_STEP, name_fault
-from dex_lite._wire.options import BadRequest, check_enum, encoded_value, step_options
+from dex_lite._wire.limits import name_fault
+from dex_lite._wire.options import BadRequest, check_enum
+from dex_lite._wire.starts import flow_start
 from dex_lite._wire.tasks import flow_result
 from dex_lite._wire.views import flow_state
 
@@ -43,7 +44,7 @@ async def start(engine: Engine, request: pb.StartFlowRequest) -> pb.StartFlowRes
             run = engine.runs.get(row.run_id)
             if run is not None:
                 await engine.settled(run)
-            return pb.StartFlowResponse(run_id=row.run_id)
+            return pb.StartFlowResponse(run_id=row.first_run_id)
         raise ServiceError(
             grpc.StatusCode.ALREADY_EXISTS,
             f"Flow {request.flow_id!r} was already started",
@@ -54,10 +55,7 @@ async def start(engine: Engine, request: pb.StartFlowRequest) -> pb.StartFlowRes
         turn = engine.turn(before)
         decide.stop(turn, "terminate", "")
         engine.store(before, turn)
-    turn = decide.start(fact)
-    run = engine.runs[fact.run_id] = Run(turn.state)
-    run.snapshot_at = 0
-    await engine.durable(engine.store(run, turn))
+    await engine.durable(engine.start_run(fact).commit)
     return pb.StartFlowResponse(run_id=fact.run_id)
 
 
@@ -76,53 +74,26 @@ def _may_start(request: pb.StartFlowRequest, row: RunRow) -> bool:
 
 def _started(engine: Engine, request: pb.StartFlowRequest) -> RunStarted:
     limits = engine.options.limits
-    options = request.flow_start_options
-    for kind, name in (("Flow ID", request.flow_id), ("Flow type", request.flow_type)):
-        if fault := name_fault(kind, name, limits):
-            raise BadRequest(fault)
+    if fault := name_fault("Flow ID", request.flow_id, limits):
+        raise BadRequest(fault)
     if fault := name_fault("request id", request.request_id, limits, forbidden=""):
         raise BadRequest(fault)
-    if request.flow_timeout_seconds < 0 or options.flow_start_delay_seconds < 0:
-        raise BadRequest("times must not be negative")
-    if request.flow_timeout_seconds or options.HasField("timeout_handler_options"):
-        raise later("Flow timeouts")
-    if options.flow_start_delay_seconds:
-        raise later("a start delay")
-    if options.HasField("retry_policy"):
-        raise later("Flow retry policies")
-    config = options.flow_config_override
-    if config.worker_target.address:
-        raise later("Workers in listening mode; use PullWorkerOptions")
+    options = request.flow_start_options
     check_enum("id reuse policy", options.id_reuse_policy, pb.IdReusePolicy)
-    check_enum("Flow timeout policy", request.flow_timeout_policy, pb.FlowTimeoutPolicy)
-    check_enum("Step durability", config.step_durability, pb.StepDurability)
-    is_async = config.step_durability == pb.STEP_DURABILITY_ASYNC
-    movement = None
-    if request.start_step_type:
-        fault = name_fault("Step type", request.start_step_type, limits)
-        if fault or request.start_step_type == TIMEOUT_HANDLER_STEP:
-            raise BadRequest(fault or f"{TIMEOUT_HANDLER_STEP} is reserved")
-        movement = Movement(
-            request.start_step_type,
-            encoded_value("Step input", request.step_input, limits, request.HasField("step_input")),
-            step_options(
-                request.step_options,
-                limits,
-                is_async_default=is_async,
-                heartbeat_floor_ms=int(engine.options.heartbeat_floor_s * 1_000),
-            ),
-        )
-    written = engine.reader.attributes(options.attributes)
-    return RunStarted(
+    start = flow_start(
+        request,
+        engine.reader.attributes(options.attributes),
+        limits,
+        int(engine.options.heartbeat_floor_s * 1_000),
+    )
+    if options.flow_config_override.worker_target.address:
+        raise later("Workers in listening mode; use PullWorkerOptions")
+    return run_started(
+        start,
         flow_id=request.flow_id,
         run_id=uuid.uuid4().hex,
-        flow_type=request.flow_type,
         request_id=request.request_id,
         at=now_ms(),
-        config=config.SerializeToString(),
-        is_async_default=is_async,
-        start=movement,
-        attributes=tuple((key, value) for key, value in written if value is not None),
     )
 
 
@@ -143,20 +114,27 @@ async def stop(engine: Engine, request: pb.StopFlowRequest) -> None:
 
 
 async def wait_for_flow(engine: Engine, request: pb.WaitForFlowRequest) -> pb.FlowResult:
-    """Wait until the Flow is closed."""
-    row = engine.find(request.flow_id, request.run_id)
+    """Wait until the Flow is closed and no retry follows."""
+    row = await engine.find_any(request.flow_id, request.run_id)
     timeout_s = wait_budget(engine, request.wait_time_seconds)
 
     def check(state: RunState) -> pb.FlowResult | None:
         return None if state.is_open else flow_result(state, with_results=request.needs_results)
 
-    run = engine.runs.get(row.run_id)
-    if run is None:
-        result = check(await engine.state_of(row))
-        assert result is not None
-    else:
+    result: pb.FlowResult | None
+    while True:
+        run = engine.runs.get(row.run_id)
+        state = None if run is not None and run.state.is_open else await engine.state_of(row)
+        if state is None or not state.next_run_id:
+            break
+        row = await engine.find_any(request.flow_id, state.next_run_id)
+    if state is None:
+        assert run is not None
         message = f"Flow {request.flow_id!r} is still running"
         result = await engine.wait(run, check, timeout_s, message)
+    else:
+        result = check(state)
+    assert result is not None
     if result.ByteSize() > engine.options.limits.task:
         raise invalid(
             f"the results of Flow {request.flow_id!r} are larger than a client can receive"
@@ -277,7 +255,7 @@ def wait_budget(engine: Engine, seconds: int) -> float:
 
 async def summary(engine: Engine, request: pb.GetFlowSummaryRequest) -> pb.GetFlowSummaryResponse:
     """The main facts of a run."""
-    row = engine.find(request.flow_id, request.run_id)
+    row = await engine.find_any(request.flow_id, request.run_id)
     run = engine.runs.get(row.run_id)
     if run is not None:
         await engine.settled(run)
@@ -298,7 +276,8 @@ async def summary(engine: Engine, request: pb.GetFlowSummaryRequest) -> pb.GetFl
 
 async def live_state(engine: Engine, request: pb.GetFlowStateRequest) -> pb.GetFlowStateResponse:
     """Everything live in a run."""
-    response = flow_state(await engine.state_of(engine.find(request.flow_id, request.run_id)))
+    row = await engine.find_any(request.flow_id, request.run_id)
+    response = flow_state(await engine.state_of(row))
     if response.ByteSize() > engine.options.limits.task:
         raise invalid(f"the state of Flow {request.flow_id!r} is larger than a client can receive")
     return response
@@ -310,7 +289,7 @@ async def history(
     """A page of a run's history."""
     if not request.run_id:
         raise invalid("a run id is needed")
-    row = engine.find(request.flow_id, request.run_id)
+    row = await engine.find_any(request.flow_id, request.run_id)
     first = request.start_internal_event_id
     if request.next_page_token:
         try:
@@ -345,7 +324,7 @@ async def wait_for_event(
     """Wait until a history event with at least this id exists, or the Flow is closed."""
     if request.next_internal_event_id < 1:
         raise invalid("an event id from 1 is needed")
-    row = engine.find(request.flow_id, request.run_id)
+    row = await engine.find_any(request.flow_id, request.run_id)
 
     def check(state: RunState) -> pb.WaitForHistoryEventResponse | None:
         is_there = state.last_event >= request.next_internal_event_id
@@ -363,7 +342,7 @@ async def wait_for_event(
         assert response is not None
         return response
     found: pb.WaitForHistoryEventResponse = await engine.wait(
-        run, check, engine.options.max_wait_s, "no such event yet"
+        run, check, engine.options.max_wait_s, "no such event yet", follows=False
     )
     return found
 

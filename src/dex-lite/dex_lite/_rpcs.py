@@ -132,7 +132,7 @@ async def invoke(engine: Engine, request: pb.InvokeRPCRequest) -> pb.InvokeRPCRe
     Raises:
         ServiceError: Nothing was committed.
     """
-    row = engine.find(request.flow_id, request.run_id)
+    row = await engine.find_any(request.flow_id, request.run_id)
     if fault := name_fault("RPC name", request.rpc_name, engine.options.limits, forbidden=""):
         raise invalid(fault)
     if request.timeout_seconds < 0:

@@ -71,13 +71,22 @@ class LiveAttempt:
 
 
 class Waiter:
-    """A client that waits for something about a run."""
+    """A client that waits for something about a run, or about the Flow beyond its retries."""
 
-    __slots__ = ("check", "future")
+    __slots__ = ("among", "check", "follows", "future")
 
-    def __init__(self, check: Callable[[RunState], Any], future: asyncio.Future[Any]) -> None:
+    def __init__(
+        self, check: Callable[[RunState], Any], future: asyncio.Future[Any], *, follows: bool
+    ) -> None:
         self.check = check
         self.future = future
+        self.follows = follows
+        self.among: list[Waiter] = []
+
+    def join(self, run: Run) -> None:
+        """Wait for this run from now on."""
+        self.among = run.waiters
+        self.among.append(self)
 
 
 class Run:
@@ -114,9 +123,9 @@ class Run:
             flow_id=state.flow_id,
             flow_type=state.flow_type,
             status=state.status,
-            run_attempt=1,
+            run_attempt=state.run_attempt,
             request_id=state.request_id,
-            first_run_id=state.run_id,
+            first_run_id=state.first_run_id or state.run_id,
             start_ms=state.start_ms,
             close_ms=state.close_ms or None,
         )

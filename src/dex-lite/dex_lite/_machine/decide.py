@@ -25,6 +25,7 @@ from dex_lite._machine.facts import (
     RpcApplied,
     RunStarted,
     ServedBy,
+    StepScheduled,
     TimerFired,
     WaitBegun,
     fold,
@@ -37,13 +38,17 @@ from dex_lite._machine.model import (
     START_SOURCE,
     STEP_DECISION_FAILING_FLOW,
     TERMINATED,
+    TIMEOUT_HANDLER_STEP,
     WORKER_API_FAIL,
+    Condition,
     Failure,
+    FlowTimeout,
     Movement,
     Recovery,
     RpcAnswer,
     StepExecution,
     StepOptions,
+    TimerCondition,
     Value,
 )
 from dex_lite._machine.turn import SetTimer, Turn
@@ -55,13 +60,26 @@ WORKER_DISCONNECTED = "WORKER_DISCONNECTED"
 
 
 def start(fact: RunStarted) -> Turn:
-    """A new run."""
+    """A new run: its first Step, now or later, and the wait for its timeout."""
     turn = Turn(fold(None, fact), fact.at)
     turn.facts.append(fact)
+    starts_at = fact.at + fact.backoff_ms
+    if fact.timeout is not None:
+        _await_timeout(turn, fact.timeout, starts_at + fact.timeout.after_ms)
     if fact.start is not None:
-        turn.schedule(START_SOURCE, fact.start)
+        wait_ms = fact.backoff_ms + fact.delay_ms
+        turn.schedule(START_SOURCE, fact.start, not_before=fact.at + wait_ms if wait_ms else 0)
         turn.settle()
     return turn
+
+
+def _await_timeout(turn: Turn, timeout: FlowTimeout, due_ms: int) -> None:
+    execution_id = f"{TIMEOUT_HANDLER_STEP}-1"
+    movement = Movement(TIMEOUT_HANDLER_STEP, b"", timeout.handler)
+    condition = Condition("all", (TimerCondition("", timeout.after_ms),))
+    turn.emit(StepScheduled(execution_id, START_SOURCE, movement, turn.now_ms))
+    turn.emit(WaitBegun(execution_id, condition, (due_ms,)))
+    turn.effects.append(SetTimer(execution_id, 0, due_ms))
 
 
 def stop(turn: Turn, how: Literal["cancel", "terminate", "fail"], reason: str) -> bool:
@@ -69,7 +87,8 @@ def stop(turn: Turn, how: Literal["cancel", "terminate", "fail"], reason: str) -
     if not turn.state.is_open:
         return False
     if how == "fail":
-        turn.close(FAILED, CLIENT_API_FAILING_FLOW, reason or "fail by client")
+        # A stop that starts the Flow again would be none, so a retry policy does not count here.
+        turn.close(FAILED, CLIENT_API_FAILING_FLOW, reason or "fail by client", may_retry=False)
     else:
         turn.close(CANCELED if how == "cancel" else TERMINATED)
     return True

@@ -16,10 +16,13 @@ from dex_lite._machine.model import (
     Condition,
     Consumed,
     Failure,
+    FlowStart,
+    FlowTimeout,
     Message,
     Movement,
     Output,
     Recovery,
+    RetryPolicy,
     RpcAnswer,
     RunState,
     StepExecution,
@@ -42,6 +45,14 @@ class RunStarted(Fact, frozen=True, tag="start"):
     is_async_default: bool = False
     start: Movement | None = None
     attributes: tuple[tuple[str, Value], ...] = ()
+    delay_ms: int = 0
+    timeout: FlowTimeout | None = None
+    retry: RetryPolicy | None = None
+    backoff_ms: int = (
+        0  # of a Flow retry: comes before the delay, and the timeout runs from its end
+    )
+    run_attempt: int = 1
+    first_run_id: str = ""
 
 
 class StepScheduled(Fact, frozen=True, tag="sched"):
@@ -50,6 +61,7 @@ class StepScheduled(Fact, frozen=True, tag="sched"):
     movement: Movement
     at: int
     recovery: Recovery | None = None
+    not_before: int = 0
 
 
 class LocksTaken(Fact, frozen=True, tag="locks"):
@@ -79,7 +91,7 @@ class AttemptFailed(Fact, frozen=True, tag="fail"):
 
 
 class RetryFell(Fact, frozen=True, tag="retry"):
-    """The delay before the next attempt is over."""
+    """The delay before the next attempt is over, or before the first one of a delayed start."""
 
     execution_id: str
 
@@ -204,6 +216,7 @@ class RunClosed(Fact, frozen=True, tag="close"):
     at: int
     error_type: int = 0
     error_message: str = ""
+    next_run_id: str = ""
 
 
 AnyFact = (
@@ -262,6 +275,10 @@ def fold(state: RunState | None, fact: AnyFact) -> RunState:
             attributes=dict(fact.attributes),
             fact_count=1,
             last_event=1,
+            run_attempt=fact.run_attempt,
+            first_run_id=fact.first_run_id,
+            timeout=fact.timeout,
+            again=None if fact.retry is None else _flow_start(fact),
         )
     assert state is not None
     state.fact_count += 1
@@ -269,6 +286,19 @@ def fold(state: RunState | None, fact: AnyFact) -> RunState:
         state.last_event = state.fact_count
     _FOLDS[type(fact)](state, fact)
     return state
+
+
+def _flow_start(fact: RunStarted) -> FlowStart:
+    return FlowStart(
+        flow_type=fact.flow_type,
+        step=fact.start,
+        attributes=fact.attributes,
+        config=fact.config,
+        is_async_default=fact.is_async_default,
+        delay_ms=fact.delay_ms,
+        timeout=fact.timeout,
+        retry=fact.retry,
+    )
 
 
 def _scheduled(state: RunState, fact: StepScheduled) -> None:
@@ -281,6 +311,7 @@ def _scheduled(state: RunState, fact: StepScheduled) -> None:
         phase="execute" if fact.movement.options.skip_wait_for else "wait_for",
         scheduled_ms=fact.at,
         recovery=fact.recovery,
+        retry_at_ms=fact.not_before,
     )
 
 
@@ -436,6 +467,7 @@ def _closed(state: RunState, fact: RunClosed) -> None:
     state.close_ms = fact.at
     state.error_type = fact.error_type
     state.error_message = fact.error_message
+    state.next_run_id = fact.next_run_id
     state.steps.clear()
     state.channels.clear()
 

@@ -15,14 +15,12 @@ Value: TypeAlias = bytes
 Method: TypeAlias = Literal["wait_for", "execute"]
 
 START_SOURCE = "__start__"
+TIMEOUT_HANDLER_STEP = "sys:timeout_handler"
+"""Step type of the execution that waits for a Flow's timeout; nobody can schedule or cancel it."""
 RUNNING, COMPLETED, FAILED, TERMINATED, CANCELED = 1, 2, 3, 5, 6
 """Numbers of ``dex.FlowStatus``."""
-STEP_DECISION_FAILING_FLOW, CLIENT_API_FAILING_FLOW, WORKER_API_FAIL, INVALID_USER_FLOW_CODE = (
-    1,
-    2,
-    3,
-    4,
-)
+STEP_DECISION_FAILING_FLOW, CLIENT_API_FAILING_FLOW, WORKER_API_FAIL = 1, 2, 3
+INVALID_USER_FLOW_CODE, FLOW_TIMEOUT = 4, 5
 """Numbers of ``dex.FlowErrorType``."""
 
 
@@ -79,6 +77,28 @@ class Movement(msgspec.Struct, frozen=True, omit_defaults=True):
     step_type: str
     step_input: Value
     options: StepOptions = StepOptions()
+
+
+class FlowTimeout(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What happens when a run has been open for too long."""
+
+    after_ms: int
+    policy: Literal["fail", "cancel", "handler"]
+    handler: StepOptions = StepOptions()
+    raw: bytes = b""  # the encoded dex.FlowTimeoutHandlerOptions
+
+
+class FlowStart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a run begins with, whoever starts it, and what a Flow retry begins with again."""
+
+    flow_type: str
+    step: Movement | None = None
+    attributes: tuple[tuple[str, Value], ...] = ()
+    config: bytes = b""
+    is_async_default: bool = False
+    delay_ms: int = 0
+    timeout: FlowTimeout | None = None
+    retry: RetryPolicy | None = None  # of the whole Flow; its ``total_ms`` does not count
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -167,7 +187,7 @@ class StepExecution(msgspec.Struct):
     attempt: Attempt | None = None
     attempts_used: int = 0  # of this method, the live one included
     first_attempt_ms: int = 0
-    retry_at_ms: int = 0  # 0: no retry is planned
+    retry_at_ms: int = 0  # not before; 0: nothing is planned
     half_closes: int = 0  # times the live attempt number came back from a stream that closed
     heartbeat: Value | None = None
     failure: Failure | None = None  # last one of this method
@@ -184,6 +204,11 @@ class StepExecution(msgspec.Struct):
     @property
     def step_type(self) -> str:
         return self.movement.step_type
+
+    @property
+    def is_timeout(self) -> bool:
+        """It is the wait for the Flow's timeout, or the handler of it: no Step of the user's."""
+        return self.movement.step_type == TIMEOUT_HANDLER_STEP
 
     @property
     def method(self) -> Method:
@@ -243,10 +268,20 @@ class RunState(msgspec.Struct):
     last_event: int = 0  # number of the last fact that is an event of the history
     message_count: int = 0  # messages ever published, for their ids
     worker_id: str = ""  # the Worker that served the Flow last
+    run_attempt: int = 1
+    first_run_id: str = ""  # of a chain of Flow retries; empty if this is it
+    next_run_id: str = ""  # the Flow retry that follows this closed run
+    timeout: FlowTimeout | None = None
+    again: FlowStart | None = None  # what a Flow retry begins with; only with a retry policy
 
     @property
     def is_open(self) -> bool:
         return self.status == RUNNING
+
+    @property
+    def has_user_steps(self) -> bool:
+        """Whether a Step of the user's is open."""
+        return any(not step.is_timeout for step in self.steps.values())
 
     def held_locks(self) -> set[str]:
         """Attribute keys that a Step's method holds. RPC locks are the engine's, they do not outlive it."""

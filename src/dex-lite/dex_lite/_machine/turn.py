@@ -17,13 +17,17 @@ from dex_lite._machine.facts import (
     MessagesPublished,
     OutputAdded,
     RunClosed,
+    RunStarted,
     StepEnded,
     StepScheduled,
     WaitWon,
     fold,
 )
 from dex_lite._machine.model import (
+    CANCELED,
     COMPLETED,
+    FAILED,
+    FLOW_TIMEOUT,
     Movement,
     Output,
     Recovery,
@@ -31,6 +35,7 @@ from dex_lite._machine.model import (
     StepExecution,
     Value,
 )
+from dex_lite._machine.starts import retry_of
 from dex_lite._machine.waits import won
 
 
@@ -59,7 +64,10 @@ Effect = Ready | CancelTask | SetTimer
 
 
 class Turn:
-    """Facts and effects of one command. ``foreign_locks`` are keys that RPCs in flight hold."""
+    """Facts and effects of one command. ``foreign_locks`` are keys that RPCs in flight hold.
+
+    ``calls`` is what the command causes in other runs, in the same commit; see :mod:`family`.
+    """
 
     def __init__(self, state: RunState, now_ms: int, foreign_locks: frozenset[str] = frozenset()):
         self.state = state
@@ -67,6 +75,7 @@ class Turn:
         self.foreign_locks = foreign_locks
         self.facts: list[AnyFact] = []
         self.effects: list[Effect] = []
+        self.calls: list[RunStarted] = []
 
     def emit(self, fact: AnyFact) -> None:
         """Decide a fact."""
@@ -74,13 +83,22 @@ class Turn:
         self.facts.append(fact)
 
     def schedule(
-        self, source_id: str, movement: Movement, recovery: Recovery | None = None
+        self,
+        source_id: str,
+        movement: Movement,
+        recovery: Recovery | None = None,
+        not_before: int = 0,
     ) -> None:
-        """Schedule one Step."""
+        """Schedule one Step, for now or for later."""
         number = self.state.counters.get(movement.step_type, 0) + 1
         execution_id = f"{movement.step_type}-{number}"
-        self.emit(StepScheduled(execution_id, source_id, movement, self.now_ms, recovery))
-        self.make_ready(self.state.steps[execution_id])
+        self.emit(
+            StepScheduled(execution_id, source_id, movement, self.now_ms, recovery, not_before)
+        )
+        if not_before:
+            self.effects.append(SetTimer(execution_id, -1, not_before))
+        else:
+            self.make_ready(self.state.steps[execution_id])
 
     def make_ready(self, step: StepExecution) -> None:
         """The step's method may start: at once, or when its locks are free."""
@@ -144,7 +162,7 @@ class Turn:
         """Cancel executions by type; of ``siblings`` only those with the same source as ``by``."""
         types, sibling_types = set(step_types), set(siblings)
         for step in list(self.state.steps.values()):
-            if by is not None and step.execution_id == by.execution_id:
+            if step.is_timeout or (by is not None and step.execution_id == by.execution_id):
                 continue
             is_sibling = by is not None and step.source_id == by.source_id
             if step.step_type in types or (is_sibling and step.step_type in sibling_types):
@@ -154,7 +172,7 @@ class Turn:
         """After any change: waits that are now met, locks that are now free, a completion that is now due."""
         if not self.state.is_open:
             return
-        if self.state.is_completing and not self.state.steps:
+        if self.state.is_completing and not self.state.has_user_steps:
             self.close(COMPLETED)
             return
         for step in list(self.state.steps.values()):
@@ -162,18 +180,40 @@ class Turn:
                 consumed = won(step, self.state.channels)
                 if consumed is not None:
                     self.emit(WaitWon(step.execution_id, consumed))
+                    if step.is_timeout and self._time_out():
+                        return
                     self.make_ready(step)
         self.grant_locks()
+
+    def _time_out(self) -> bool:
+        """The Flow's time is over: whether that closes it, and is no matter of a handler."""
+        timeout = self.state.timeout
+        assert timeout is not None
+        if timeout.policy == "handler":
+            return False
+        if timeout.policy == "cancel":
+            self.close(CANCELED)
+        else:
+            seconds = timeout.after_ms // 1_000
+            self.close(FAILED, FLOW_TIMEOUT, f"Flow timed out after {seconds} seconds")
+        return True
 
     def add_output(self, step: StepExecution, value: Value | None) -> None:
         """Record a Flow output."""
         if value is not None:
             self.emit(OutputAdded(Output(step.step_type, step.execution_id, value)))
 
-    def close(self, status: int, error_type: int = 0, error_message: str = "") -> None:
-        """Close the Flow; everything that runs is cancelled."""
+    def close(
+        self, status: int, error_type: int = 0, error_message: str = "", *, may_retry: bool = True
+    ) -> None:
+        """Close the run; everything that runs is cancelled. A failed Flow may be tried again."""
+        again = retry_of(self.state, self.now_ms) if status == FAILED and may_retry else None
         for step in self.state.steps.values():
             if step.attempt is not None:
                 self.effects.append(CancelTask(step.execution_id, step.attempt.token))
         self.effects = [e for e in self.effects if not isinstance(e, Ready | SetTimer)]
-        self.emit(RunClosed(status, self.now_ms, error_type, error_message))
+        next_run_id = ""
+        if again is not None:
+            self.calls.append(again)
+            next_run_id = again.run_id
+        self.emit(RunClosed(status, self.now_ms, error_type, error_message, next_run_id))

@@ -26,6 +26,11 @@ from dex_lite._machine.facts import (
 from dex_lite._machine.model import Movement, Output, Value
 from dex_lite._wire.options import NULL
 
+_TIMEOUT_POLICIES: dict[str, pb.FlowTimeoutPolicy] = {
+    "fail": pb.FLOW_TIMEOUT_POLICY_FAIL,
+    "cancel": pb.FLOW_TIMEOUT_POLICY_CANCEL,
+    "handler": pb.FLOW_TIMEOUT_POLICY_HANDLER,
+}
 _INPUT_UNAVAILABLE = pb.StepMethodEventInput(unavailable=True)
 
 
@@ -39,6 +44,7 @@ class HistoryReader:
         self._deleted: list[pb.ChannelMessageDeletion] = []
         self._locals: list[pb.KV] = []
         self._outputs: list[Output] = []
+        self._run_attempt = 1
         self._open: pb.FlowHistoryEvent | None = None  # a completed method: its next Steps follow
 
     def read(self, facts: Iterable[tuple[int, AnyFact]]) -> Iterator[pb.FlowHistoryEvent]:
@@ -94,7 +100,9 @@ class HistoryReader:
                     yield event
 
     def _event(self, number: int, fact: AnyFact) -> pb.FlowHistoryEvent | None:
-        event = pb.FlowHistoryEvent(event_id=number, run_attempt=1)
+        if isinstance(fact, RunStarted):
+            self._run_attempt = fact.run_attempt
+        event = pb.FlowHistoryEvent(event_id=number, run_attempt=self._run_attempt)
         if isinstance(fact, RunStarted):
             _fill_start(event.flow_started_or_continued, fact)
             event.event_time.FromMilliseconds(fact.at)
@@ -140,7 +148,7 @@ class HistoryReader:
         step_input = self._inputs.get(fact.execution_id)
         if step_input is None:
             completed.input.CopyFrom(_INPUT_UNAVAILABLE)
-        else:
+        elif step_input:  # the handler of a timeout has none
             completed.input.step_input.ParseFromString(step_input)
         _fill_context(completed.context, fact)
 
@@ -177,7 +185,7 @@ def movement_message(movement: Movement, source_id: str = "") -> pb.StepMovement
     """A movement as the wire shows it."""
     return pb.StepMovement(
         step_type=movement.step_type,
-        step_input=pb.Value.FromString(movement.step_input),
+        step_input=pb.Value.FromString(movement.step_input or NULL),
         step_options=pb.StepOptions.FromString(movement.options.raw),
         from_step_execution_id_internal_only=source_id,
     )
@@ -202,6 +210,11 @@ def _fill_start(event: pb.FlowStartedOrContinuedHistoryEvent, fact: RunStarted) 
     event.flow_execution_id.run_id = fact.run_id
     event.flow_type = fact.flow_type
     event.flow_config.ParseFromString(fact.config)
+    if fact.timeout is not None:
+        event.flow_timeout.FromMilliseconds(fact.timeout.after_ms)
+        event.flow_timeout_policy = _TIMEOUT_POLICIES[fact.timeout.policy]
+        if fact.timeout.raw:
+            event.timeout_handler_options.ParseFromString(fact.timeout.raw)
     if fact.start is not None:
         event.initial_start.start_step_type = fact.start.step_type
         event.initial_start.step_input.ParseFromString(fact.start.step_input)

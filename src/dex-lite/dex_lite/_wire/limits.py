@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from dex.dexpb import dex_pb2 as pb
 
-TIMEOUT_HANDLER_STEP = "sys:timeout_handler"
-
 
 @dataclass(frozen=True)
 class Limits:

@@ -7,8 +7,14 @@ from typing import Any
 
 from dex.dexpb import dex_pb2 as pb
 
-from dex_lite._machine.model import MethodOptions, Movement, RetryPolicy, StepOptions
-from dex_lite._wire.limits import TIMEOUT_HANDLER_STEP, Limits, name_fault, value_fault
+from dex_lite._machine.model import (
+    TIMEOUT_HANDLER_STEP,
+    MethodOptions,
+    Movement,
+    RetryPolicy,
+    StepOptions,
+)
+from dex_lite._wire.limits import Limits, name_fault, value_fault
 
 NULL = pb.Value(null_value="NULL_VALUE").SerializeToString()
 _DEFAULTS = MethodOptions()
@@ -75,7 +81,7 @@ def _parse(
     return StepOptions(
         wait_for=MethodOptions(
             timeout_ms=_seconds("timeout", options.wait_for_timeout_seconds, _DEFAULTS.timeout_ms),
-            retry=_retry(options.wait_for_retry_policy),
+            retry=retry_policy(options.wait_for_retry_policy),
             is_async=_is_async(options.wait_for_durability_override, is_async_default),
             locks=tuple(sorted(options.wait_for_lock_attribute_keys)),
             load_maps=tuple(options.wait_for_load_attribute_map_instances),
@@ -84,7 +90,7 @@ def _parse(
         ),
         execute=MethodOptions(
             timeout_ms=_seconds("timeout", options.execute_timeout_seconds, _DEFAULTS.timeout_ms),
-            retry=_retry(options.execute_retry_policy),
+            retry=retry_policy(options.execute_retry_policy),
             is_async=_is_async(options.execute_durability_override, is_async_default),
             locks=tuple(sorted(options.execute_lock_attribute_keys)),
             load_maps=tuple(options.execute_load_attribute_map_instances),
@@ -123,7 +129,8 @@ def _seconds(what: str, value: int, default_ms: int) -> int:
     return value * 1_000 or default_ms
 
 
-def _retry(policy: pb.RetryPolicy) -> RetryPolicy:
+def retry_policy(policy: pb.RetryPolicy) -> RetryPolicy:
+    """A retry policy with defaults filled in."""
     default = RetryPolicy()
     if policy.maximum_attempts < 0:
         raise BadRequest("a retry policy must not hold negative numbers")

@@ -80,15 +80,16 @@ def step_task(
     if step.method == "wait_for":
         wait_for = task.wait_for
         wait_for.step_type = step.step_type
-        wait_for.step_input.ParseFromString(step.movement.step_input)
+        wait_for.step_input.ParseFromString(step.movement.step_input or NULL)
         _fill_step(wait_for, state, step, snapshot)
         return task
     execute = task.execute
     execute.step_type = step.step_type
-    execute.step_input.ParseFromString(step.movement.step_input)
+    if not step.is_timeout:  # a handler of a timeout has no input, and the SDK insists on it
+        execute.step_input.ParseFromString(step.movement.step_input or NULL)
     _fill_step(execute, state, step, snapshot)
     _add_kvs(execute.step_exe_locals, step.step_locals)
-    if step.condition is not None:
+    if step.condition is not None and not step.is_timeout:
         _fill_condition_results(execute.condition_results, step.condition, step)
     if step.wait_for_failed:
         execute.condition_results.wait_for_failed = True
@@ -119,7 +120,7 @@ def _fill_flow(context: pb.Context, state: RunState) -> None:
     context.flow_id = state.flow_id
     context.run_id = state.run_id
     context.flow_started_timestamp = state.start_ms // 1_000
-    context.run_attempt = 1
+    context.run_attempt = state.run_attempt
 
 
 def _fill_step(

@@ -15,7 +15,9 @@ def flow_state(state: RunState) -> pb.GetFlowStateResponse:
     for key, value in state.attributes.items():
         response.attributes.add(key=key).value.ParseFromString(value)
     for step in state.steps.values():
-        if step.is_ready and not step.attempts_used:
+        if step.is_timeout and (state.timeout is None or state.timeout.policy != "handler"):
+            continue
+        if step.phase != "waiting" and step.attempt is None and not step.attempts_used:
             response.queued_steps.append(movement_message(step.movement, step.source_id))
         else:
             _fill_step(response.active_step_executions.add(), step)
