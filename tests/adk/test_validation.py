@@ -10,7 +10,7 @@ from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
 from google.adk.agents.sequential_agent import SequentialAgent
-from google.adk.apps.app import App, EventsCompactionConfig
+from google.adk.apps.app import App
 from google.adk.code_executors.built_in_code_executor import BuiltInCodeExecutor
 from google.adk.code_executors.unsafe_local_code_executor import UnsafeLocalCodeExecutor
 from google.adk.sessions.base_session_service import GetSessionConfig
@@ -105,14 +105,6 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (lambda: leaf(tools=[look, FunctionTool(look)]), "several tools named 'look'"),
     (lambda: leaf(tools=[renamed("adk_request_confirmation")]), "reserved name"),
-    (
-        lambda: App(
-            name="a",
-            root_agent=leaf(),
-            events_compaction_config=EventsCompactionConfig(compaction_interval=2, overlap_size=1),
-        ),
-        "'a' has an events_compaction_config",
-    ),
 ]
 
 

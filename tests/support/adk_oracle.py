@@ -424,6 +424,9 @@ def normalised(events: Sequence[Json]) -> list[Json]:
         item = copy.deepcopy(event)
         item.pop("timestamp", None)
         item.pop("id", None)
+        if compaction := item.get("actions", {}).get("compaction"):
+            for bound in ("start_timestamp", "end_timestamp"):
+                assert isinstance(compaction.pop(bound), float)
         item["invocation_id"] = names.of("invocation", item.get("invocation_id", ""))
         for part in (item.get("content") or {}).get("parts") or []:
             for kind in ("function_call", "function_response"):

@@ -163,6 +163,8 @@ class Attempt:
         self._paused_agents: set[AgentKey] = set()
         self.responses: list[OpenResponse] = []
         self.yielded = False
+        self.summary_permit_asked = False
+        self.summary_put_off = False
         self.model_errors: list[BaseException] = []
         self.callback_errors: list[BaseException] = []
         self._open: dict[AgentKey, OpenResponse] = {}
@@ -236,7 +238,20 @@ class Attempt:
         A call that may depend on another one's answer waits for the next attempt, which begins
         when that answer is stored. Only calls of branches side by side depend on nothing.
         """
+        if self.summary_permit_asked:
+            return False
         return not any(_are_related(branch, used) for used in self._branches_with_model_call)
+
+    def take_summary_permit(self) -> bool:
+        """Whether ADK may now ask a model for a summary of older events.
+
+        Whether or not it may, no agent asks its model in this attempt any more: the summary is for
+        that model call, and is stored before it.
+        """
+        may_ask = not self._branches_with_model_call and not self.summary_permit_asked
+        self.summary_permit_asked = True
+        self.summary_put_off = self.summary_put_off or not may_ask
+        return may_ask
 
     def request_built(self, key: AgentKey, request: LlmRequest) -> None:
         """Remember the request of the model call that an agent is about to make."""
@@ -289,6 +304,11 @@ class Attempt:
                 + (usage.thoughts_token_count or 0),
                 model_calls=1,
             )
+
+    @property
+    def pauses(self) -> bool:
+        """Whether the run stopped for something that comes in a later attempt."""
+        return bool(self.paused_responses() or self.inputs) or self.yielded
 
     @property
     def model_calls(self) -> int:

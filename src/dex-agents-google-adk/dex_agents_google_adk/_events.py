@@ -56,7 +56,7 @@ def to_message(event: Event, item: Json, images: Sequence[ImageReference] = ()) 
     named: types.FunctionCall | types.FunctionResponse | None = None
     if len(calls) + len(responses) == 1:
         named = (calls or responses)[0]
-    if event.author == USER:
+    if event.author == USER and event.actions.compaction is None:
         role = MessageRole.USER
     elif responses:
         role = MessageRole.TOOL

@@ -200,6 +200,7 @@ class RunState:
         image_uris: URIs of images of tools in the open turn.
         inputs: Questions that wait for the user, behind the calls of the outcome.
         long_running: Ids of long-running calls by event; put back when the turn is over.
+        is_answered: Whether the turn is over but for ADK's summary of older events.
     """
 
     invocation_id: str
@@ -211,6 +212,7 @@ class RunState:
     image_uris: tuple[str, ...] = ()
     inputs: tuple[PausedInput, ...] = ()
     long_running: dict[str, list[str]] = field(default_factory=dict)
+    is_answered: bool = False
 
     def to_json(self) -> Json:
         """The stored form."""
@@ -225,6 +227,7 @@ class RunState:
             "image_uris": list(self.image_uris),
             "inputs": [item.to_json() for item in self.inputs],
             "long_running": self.long_running,
+            "is_answered": self.is_answered,
         }
 
     @staticmethod
@@ -250,6 +253,7 @@ class RunState:
                 image_uris=tuple(item.get("image_uris") or ()),
                 inputs=tuple(PausedInput.from_json(i) for i in item.get("inputs") or ()),
                 long_running=item.get("long_running") or {},
+                is_answered=bool(item.get("is_answered")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise AgentTurnError(f"the run state of the turn is damaged: {error!r}") from error

@@ -54,6 +54,11 @@ from dex_agents_google_adk._events import (
     timestamp_of,
     to_message,
 )
+from dex_agents_google_adk._events_compaction import (
+    attempt_config,
+    compacted_view,
+    hide_from_compaction,
+)
 from dex_agents_google_adk._history import replay_state
 from dex_agents_google_adk._ids import AttemptIds, run_isolated
 from dex_agents_google_adk._images import images_of_event, uris_of_item
@@ -125,7 +130,12 @@ class _AttemptRunner(Runner):
 
     async def _run_post_invocation_compaction(self, *, session: Session) -> None:
         # ADK would compact after each pause, in the middle of a turn.
-        return
+        if not self._attempt.pauses:
+            await self.sum_up(session)
+
+    async def sum_up(self, session: Session) -> None:
+        """Do what is left of a turn that has its answer: ADK's compaction."""
+        await super()._run_post_invocation_compaction(session=compacted_view(session))
 
 
 class _TurnAttempt:
@@ -209,8 +219,12 @@ class _TurnAttempt:
 
     async def run(self) -> RunModelOutcome:
         enter_attempt(self._attempt)
+        runner = self._make_runner()
         try:
-            async with aclosing(self._start()) as events:
+            if self._state is not None and self._state.is_answered:
+                await runner.sum_up(self._session)
+                return self._outcome()
+            async with aclosing(self._start(runner)) as events:
                 async for event in events:
                     self._live.emit(event)
         except Exception as error:
@@ -221,7 +235,7 @@ class _TurnAttempt:
             raise known from (known.__cause__ if _is_in_chain(known, error) else error)
         return self._outcome()
 
-    def _start(self) -> AsyncGenerator[Event, None]:
+    def _make_runner(self) -> _AttemptRunner:
         setup, request, attempt = self._setup, self._request, self._attempt
         app = App.model_construct(
             name=setup.app.name,
@@ -232,10 +246,10 @@ class _TurnAttempt:
                 LastPlugin(attempt, setup.resolver, setup.tree, setup.images),
             ],
             context_cache_config=setup.app.context_cache_config,
-            events_compaction_config=None,
+            events_compaction_config=attempt_config(setup.app, setup.tree, attempt, self._session),
             resumability_config=_RESUMABLE,
         )
-        runner = _AttemptRunner(
+        return _AttemptRunner(
             attempt=attempt,
             resumed=self._state.invocation_id if self._state else None,
             application_config=setup.app.resumability_config,
@@ -247,15 +261,17 @@ class _TurnAttempt:
             memory_service=setup.memory_service,
             credential_service=setup.credential_service,
         )
+
+    def _start(self, runner: _AttemptRunner) -> AsyncGenerator[Event, None]:
         start: dict[str, Any] = {"new_message": self._user_content()}
         if self._state is not None:
             start = {"invocation_id": self._state.invocation_id}
             if self._state.inputs:
                 start["new_message"] = self._input_answers(self._state)
         return runner.run_async(
-            user_id=setup.user_id,
-            session_id=request.session_id,
-            run_config=setup.run_config,
+            user_id=self._setup.user_id,
+            session_id=self._request.session_id,
+            run_config=self._setup.run_config,
             **start,
         )
 
@@ -272,6 +288,8 @@ class _TurnAttempt:
 
     def _appended(self, event: Event) -> None:
         self._ids.event_appended()
+        if self._setup.app.events_compaction_config is not None:
+            hide_from_compaction(event)
         if event.id not in self._attempt.synthetic_events:
             self._items[event.id] = dump_event(event)
 
@@ -305,7 +323,7 @@ class _TurnAttempt:
                 "the turn cannot go on"
             )
         usage, metadata = attempt.usage(), attempt.metadata()
-        pauses = bool(attempt.paused_responses() or attempt.inputs) or attempt.yielded
+        pauses = attempt.pauses
         waiting = attempt.open_responses() if pauses else []
         paused = tuple(self._paused(response) for response in waiting)
         if pauses:
@@ -342,6 +360,13 @@ class _TurnAttempt:
             )
         events = [event for event in events if not is_resumption_marker(event)]
         self._check_end(events)
+        if attempt.summary_put_off:
+            return ContinueTurn(
+                run_state=replace(self._run_state(events, ()), is_answered=True).to_json(),
+                usage=usage,
+                metadata=metadata,
+                took_steering=attempt.took_steering,
+            )
         messages = [self._message(event) for event in events]
         return TurnCompleted(
             messages=messages,

@@ -13,6 +13,7 @@ from google.adk.workflow._base_node import BaseNode
 
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk._effects import is_control_tool
+from dex_agents_google_adk._events_compaction import check_events_compaction
 from dex_agents_google_adk._plugins import FIRST_PLUGIN_NAME, LAST_PLUGIN_NAME
 from dex_agents_google_adk._tree import AgentTree
 from dex_agents_google_adk._tree_checks import check_tree, static_tools, tool_nodes
@@ -38,12 +39,6 @@ def checked_app(
             f"agent must be an ADK agent, Workflow or App, got {type(agent).__name__}; for example "
             "LlmAgent(name='support', model='gemini-2.5-flash')"
         )
-    if app.events_compaction_config is not None:
-        raise ValueError(
-            f"App {app.name!r} has an events_compaction_config. The session owns its history; "
-            f"remove the "
-            "configuration from the App."
-        )
     for plugin in app.plugins:
         if plugin.name in (FIRST_PLUGIN_NAME, LAST_PLUGIN_NAME):
             raise ValueError(
@@ -60,6 +55,7 @@ def checked_app(
         raise TypeError(f"App {app.name!r} has no root_agent")
     tree = AgentTree(root, tuple(dynamic_agents))
     check_tree(tree, resumable_agents)
+    check_events_compaction(app, tree)
     return app, tree
 
 
