@@ -127,7 +127,7 @@ async def test_each_open_call_is_told_to_the_next_model(stages: Stages) -> None:
             ["outcome_unknown", "the turn was cancelled while it ran"],
             ["outcome_unknown", "the turn was cancelled while it ran"],
             ["failed", "the turn was cancelled while it ran"],
-            ["failed", "The tool did not run: the turn was cancelled before it was approved"],
+            ["failed", "The tool did not run: the turn was cancelled before it began"],
             ["rejected", "The user rejected this tool call, so it was not run."],
         ]
         assert (holds["write"].cancelled, holds["read"].cancelled) == (2, 1)

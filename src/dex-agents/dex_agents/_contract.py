@@ -130,6 +130,13 @@ class RequestedToolCall:
         hint: Text for the person who approves, or empty.
         framework_data: The runner's own data, handed back in :class:`DeferredToolExecution`.
         timeout_s: Seconds one attempt may take; ``None`` takes the session's setting.
+        maximum_attempts: Attempts of the call; ``None`` takes the effect's number. Only a read and an
+            idempotent write may have more than one.
+        retry_interval_s: Seconds before the second attempt; doubles. ``None`` takes the session's
+            setting.
+        maximum_retry_interval_s: Longest delay between attempts in seconds, or ``None``.
+        is_ordered_write: Such calls of one response run one at a time in the model's order; once
+            one has not succeeded, the later ones are recorded as skipped.
         interrupt: Set if the call runs no tool but waits for an answer, which becomes its output.
     """
 
@@ -143,6 +150,10 @@ class RequestedToolCall:
     framework_data: Json = None
     timeout_s: int | None = None
     interrupt: InterruptRequest | None = None
+    maximum_attempts: int | None = None
+    retry_interval_s: int | None = None
+    maximum_retry_interval_s: int | None = None
+    is_ordered_write: bool = False
 
 
 @dataclass(frozen=True)
@@ -224,6 +235,7 @@ class ToolCallRecord:
         images: Images of a ``succeeded`` call, in order.
         edited_arguments: What the tool was called with if the person who approved it changed the
             arguments, else ``None``. The model's own are in its call; it should be shown these.
+        skipped: True when the call did not run because an ordered write before it did not succeed.
     """
 
     call_id: str
@@ -237,6 +249,7 @@ class ToolCallRecord:
     attempt: int = 0
     images: Sequence[ImageReference] = ()
     edited_arguments: Mapping[str, Json] | None = None
+    skipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -340,6 +353,20 @@ class RunModelRequest:
     steering: Sequence[Json] = ()
 
 
+class ToolCheckpoint(Protocol):
+    """A small value of a tool Step that its next attempt finds when this one dies."""
+
+    @property
+    def last(self) -> Json:
+        """What was kept last, by this attempt or one before it; ``None`` if nothing was."""
+
+    async def keep(self, value: Json) -> None:
+        """Keep a value of at most a few KiB in place of the one before.
+
+        Returns when the value is on its way to the engine, so that it outlives this process.
+        """
+
+
 @dataclass(frozen=True)
 class DeferredToolExecution:
     """What one attempt of a tool Step gets.
@@ -351,6 +378,7 @@ class DeferredToolExecution:
         framework_data: From :class:`RequestedToolCall`.
         answer: Set if the call runs again because an approval that it asked for was answered:
             ``{"approved": bool, "message": str or None, "payload": Json}``.
+        checkpoint: What attempts of this call leave each other; always set in a tool Step.
     """
 
     session_id: str
@@ -366,6 +394,7 @@ class DeferredToolExecution:
     tool_context: Json = None
     framework_data: Json = None
     answer: Json = None
+    checkpoint: ToolCheckpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -415,13 +444,12 @@ class AgentFrameworkRunner(Protocol):
     async def execute_deferred_tool_call(self, call: DeferredToolExecution) -> ToolExecutionResult:
         """Run the tool once.
 
-        Blocking tools run in a thread, so that the loop goes on.
+            Blocking tools run in a thread, so that the loop goes on.
 
-        Raises:
-            ToolExecutionError: A failure for the model; recorded as ``failed``, never retried.
-            ToolNotStartedError: The tool was not entered, for example because no tool has the name;
-                recorded as ``failed`` and not run.
-            Exception: Fails the attempt: the effect decides what happens.
+            Raises:
+        xStartedError: The tool was not entered, for example because no tool has the name;
+                    recorded as ``failed`` and not run.
+                Exception: Fails the attempt: the effect decides what happens.
         """
 
     def build_user_message(self, text: str) -> AgentMessage:

@@ -24,6 +24,17 @@ class ToolNotStartedError(AgentError):
     """The tool was never entered. A runner raises it before any effect can have happened."""
 
 
+class ToolOutcomeUnknownError(AgentError):
+    """The tool was entered and nobody can say what it did; the call is not repeated.
+
+    A read is recorded as ``failed``, anything else as ``outcome_unknown``.
+    """
+
+
+class ToolSourceError(AgentError):
+    """What tool sources list cannot be offered; fails the ``RunModel`` attempt."""
+
+
 class AgentTurnError(AgentError):
     """The turn cannot go on and a retry would not help."""
 

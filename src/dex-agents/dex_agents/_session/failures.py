@@ -116,14 +116,19 @@ def record_after_failure(task: CallTask, error_type: str, detail: str) -> ToolCa
 
     A word that is not known to mean "never ran" means that the tool may have run.
     """
-    call = task.call
     detail = clean_text(detail)
     if error_type in NEVER_DELIVERED or error_type.split(".")[-1] == _NOT_STARTED_TYPE:
         return not_run_record(task, detail)
+    return unknown_record(task, detail)
+
+
+def unknown_record(task: CallTask, why: str, attempt: int = 0) -> ToolCallRecord:
+    """The record of a call whose tool may have run; for a read it makes no difference."""
+    call = task.call
     status = (
         ToolCallStatus.FAILED if call.effect is ToolEffect.READ else ToolCallStatus.OUTCOME_UNKNOWN
     )
-    return ToolCallRecord(call.call_id, call.tool_name, status, error=detail)
+    return ToolCallRecord(call.call_id, call.tool_name, status, error=why, attempt=attempt)
 
 
 def not_run_record(task: CallTask, why: str, attempt: int = 0) -> ToolCallRecord:

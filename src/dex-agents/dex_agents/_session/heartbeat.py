@@ -1,45 +1,92 @@
-"""Signs of life of a Step."""
+"""Signs of life of a Step, and the small value that they carry to the next attempt."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from dex import AsyncContext
 
+from dex_agents._contract import Json
+from dex_agents._session.encoding import decode, encode
+
 _T = TypeVar("_T")
 
-_TURNS_UNTIL_SENT = 3  # the SDK's output queue, its reader, its writer
+MAX_CHECKPOINT_BYTES = 8 * 1024
+_TURNS_UNTIL_SENT = 8  # the SDK's output queue, its reader, its writer, the transport
 
 
-async def first_sign(context: AsyncContext) -> None:
-    """Tell the engine that this attempt has begun, before it has any effect.
+class StepHeartbeat:
+    """The one place that sends heartbeats of an attempt, as each replaces the checkpoint before.
 
-    The SDK only queues a heartbeat; the turns of the loop let it reach the transport. An engine
-    that never heard of an attempt may take it for one that never began, and run it again.
+    It is a :class:`dex_agents.ToolCheckpoint`.
 
-    Raises:
-        asyncio.CancelledError: The attempt is over already.
+    Args:
+        context: Of the attempt.
     """
-    await context.heartbeat()
-    for _ in range(_TURNS_UNTIL_SENT):
-        await asyncio.sleep(0)
+
+    def __init__(self, context: AsyncContext) -> None:
+        self._context = context
+        self._value = context.get_last_heartbeat_value(bytes)
+
+    @property
+    def last(self) -> Json:
+        """See :class:`dex_agents.ToolCheckpoint`."""
+        return decode(self._value) if self._value else None
+
+    async def keep(self, value: Json) -> None:
+        """See :class:`dex_agents.ToolCheckpoint`.
+
+        Raises:
+            ValueError: It is no JSON value, or larger than 8 KiB as stored.
+        """
+        encoded = encode(value)
+        if len(encoded) > MAX_CHECKPOINT_BYTES:
+            raise ValueError(
+                f"a checkpoint of {len(encoded)} bytes as stored is larger than "
+                f"{MAX_CHECKPOINT_BYTES}; keep a reference instead"
+            )
+        self._value = encoded
+        await self.send()
+
+    async def beat(self) -> None:
+        """Tell the engine that the attempt is alive.
+
+        Raises:
+            asyncio.CancelledError: The attempt is over already.
+        """
+        if self._value is None:
+            await self._context.heartbeat()
+        else:
+            await self._context.heartbeat(self._value)
+
+    async def send(self) -> None:
+        """The same, and let it reach the transport before anything else happens.
+
+        The SDK only queues a heartbeat, and nothing acknowledges it. An engine that never heard of
+        an attempt may take it for one that never began, and run it again.
+        """
+        await self.beat()
+        for _ in range(_TURNS_UNTIL_SENT):
+            await asyncio.sleep(0)
 
 
-async def keep_alive(context: AsyncContext, timeout_s: float, work: Awaitable[_T]) -> _T:
+async def keep_alive(
+    beat: Callable[[], Awaitable[None]], timeout_s: float, work: Awaitable[_T]
+) -> _T:
     """Do the work, with a heartbeat every third of the timeout.
 
     No context manager: contextlib sets the traceback of what passes through it, which the SDK's
     ``RetryAfterError`` does not allow.
     """
 
-    async def beat() -> None:
+    async def keep_beating() -> None:
         while True:
             await asyncio.sleep(timeout_s / 3)
-            await context.heartbeat()
+            await beat()
 
-    task = asyncio.create_task(beat())
+    task = asyncio.create_task(keep_beating())
     try:
         return await work
     finally:

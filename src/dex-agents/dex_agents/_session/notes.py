@@ -13,7 +13,7 @@ from dex_agents._session.results import encode_text
 
 _TEXT_BYTES = 300
 _NAME_BYTES = 100
-_NOT_APPROVED = f"{TOOL_CALL_NOT_RUN_ERROR_PREFIX}: the turn was cancelled before it was approved"
+_NOT_APPROVED = f"{TOOL_CALL_NOT_RUN_ERROR_PREFIX}: the turn was cancelled before it began"
 _STOPPED = "the turn was cancelled while it ran"
 
 

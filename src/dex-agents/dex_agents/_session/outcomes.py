@@ -21,7 +21,7 @@ from dex_agents._session.encoding import EncodingError, encode
 MAX_COMMIT_BYTES = 3_500_000
 """What one ``RunModel`` may store. Dex carries 4 MiB between Worker and engine, names included."""
 MAX_CALLS = 1_000
-_LONGEST_TIMEOUT_S = 2**31 - 1
+_LARGEST_INT = 2**31 - 1
 
 
 def check_outcome(outcome: RunModelOutcome) -> None:
@@ -53,13 +53,17 @@ def _check_call(call: RequestedToolCall) -> None:
     name = call.tool_name
     if not isinstance(call.effect, ToolEffect):
         raise _bad(f"the effect of a call of {name} is {call.effect!r}, not a ToolEffect")
-    timeout: Any = call.timeout_s
-    if timeout is not None and (
-        isinstance(timeout, bool)
-        or not isinstance(timeout, int)
-        or not 1 <= timeout <= _LONGEST_TIMEOUT_S
-    ):
-        raise _bad(f"timeout_s of a call of {name} is {timeout!r}, not whole seconds from 1 on")
+    for field in ("timeout_s", "maximum_attempts", "retry_interval_s", "maximum_retry_interval_s"):
+        value: Any = getattr(call, field)
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_INT
+        ):
+            raise _bad(f"{field} of a call of {name} is {value!r}, not a whole number from 1 on")
+    if call.effect.maximum_attempts == 1 and (call.maximum_attempts or 1) > 1:
+        raise _bad(
+            f"maximum_attempts of a call of {name} is {call.maximum_attempts}, but its effect "
+            f"{call.effect} never runs twice"
+        )
 
 
 def encoded(what: str, value: Json) -> bytes:

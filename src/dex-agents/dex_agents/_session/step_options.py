@@ -223,16 +223,23 @@ def call_tool(options: AgentSessionOptions, task: CallTask) -> StepMovement[byte
     timeout = (
         timedelta(seconds=task.call.timeout_s) if task.call.timeout_s else options.tool_call_timeout
     )
+    retry = RetryPolicy(
+        initial_interval=(
+            timedelta(seconds=task.call.retry_interval_s)
+            if task.call.retry_interval_s
+            else options.tool_retry_interval
+        ),
+        backoff_coefficient=2.0,
+        maximum_attempts=task.call.maximum_attempts or effect.maximum_attempts,
+        total_duration=timedelta(days=365),
+    )
+    if longest := task.call.maximum_retry_interval_s:
+        retry = replace(retry, maximum_interval=timedelta(seconds=longest))
     loads = (resources.tool_contexts.load(task.batch),) if task.has_context else ()
     run = StepOptions(
         execute_method_timeout=timeout,
         heartbeat_timeout=options.heartbeat_timeout,
-        execute_retry=RetryPolicy(
-            initial_interval=options.tool_retry_interval,
-            backoff_coefficient=2.0,
-            maximum_attempts=effect.maximum_attempts,
-            total_duration=timedelta(days=365),
-        ),
+        execute_retry=retry,
         execute_durability=StepDurability.SYNC,
         execute_load_attribute_map_instances=loads,
     )

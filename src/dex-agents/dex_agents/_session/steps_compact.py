@@ -122,7 +122,7 @@ class CompactHistory(Step[bytes]):
             )
             _failpoints.reach("compaction.before_call")
             summary = await keep_alive(
-                context,
+                context.heartbeat,
                 self._flow.options.heartbeat_timeout.total_seconds(),
                 compactor.summarize(request),
             )

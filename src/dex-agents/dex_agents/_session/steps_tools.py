@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -32,7 +32,11 @@ from dex_agents._contract import (
     ToolCallStatus,
     ToolExecutionResult,
 )
-from dex_agents._errors import ToolExecutionError, ToolNotStartedError
+from dex_agents._errors import (
+    ToolExecutionError,
+    ToolNotStartedError,
+    ToolOutcomeUnknownError,
+)
 from dex_agents._session import resources, step_options
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.events import StepEvents
@@ -43,8 +47,10 @@ from dex_agents._session.failures import (
     not_run_record,
     record_after_failure,
     tool_failure,
+    unknown_record,
 )
-from dex_agents._session.heartbeat import first_sign, keep_alive
+from dex_agents._session.heartbeat import StepHeartbeat, keep_alive
+from dex_agents._session.lanes import skipped_record, split_skipped, waits_first
 from dex_agents._session.notes import finished_call
 from dex_agents._session.records import CallTask, StoredInterrupt, record_to_json
 from dex_agents._session.results import result_limit, succeeded_record
@@ -60,25 +66,67 @@ REJECTED_TEXT = "The user rejected this tool call, so it was not run."
 
 
 def finish(
-    context: AsyncContext, flow: AgentSessionFlow, task: CallTask, record: ToolCallRecord
+    context: AsyncContext,
+    flow: AgentSessionFlow,
+    task: CallTask,
+    record: ToolCallRecord,
+    events: StepEvents,
 ) -> StepDecision:
     """Store a call's record and tell the Step that waits for it: one commit."""
     if task.edited_arguments is not None:
         record = replace(record, edited_arguments=task.edited_arguments)
+    _store(context, task, record, events)
+    skipped, following = split_skipped(task, record)
+    for other in skipped:
+        _store(context, other, skipped_record(other), events)
+        resources.unapproved.delete(context, other.interrupt_id)
+    movements = start_following(context, flow, following)
+    return go_to_many(*movements) if movements else dead_end()
+
+
+def _store(
+    context: AsyncContext, task: CallTask, record: ToolCallRecord, events: StepEvents
+) -> None:
+    finished_event(events, task, record)
     key = resources.call_key(task.batch, task.index)
     resources.records.set(context, key, encode(record_to_json(record)))
     resources.call_notes.set(context, key, encode(finished_call(record).to_json()))
     resources.finished_calls.publish(context, task.batch, task.index)
-    following = start_following(flow, task)
-    return go_to_many(*following) if following else dead_end()
 
 
-def start_following(flow: AgentSessionFlow, task: CallTask) -> list[StepMovement[bytes]]:
-    """To the call that has waited for this one, if any."""
-    if not task.following:
+def start_following(
+    context: AsyncContext, flow: AgentSessionFlow, following: Sequence[CallTask]
+) -> list[StepMovement[bytes]]:
+    """To the call that has waited for another one, if any."""
+    if not following:
         return []
-    first, *rest = task.following
-    return [step_options.call_tool(flow.options, replace(first, following=tuple(rest)))]
+    first, *rest = following
+    task = replace(first, following=tuple(rest))
+    if waits_first(task):
+        return [_ask(context, flow, task)]
+    if task.call.is_ordered_write:
+        resources.unapproved.delete(context, task.interrupt_id)  # from now on it may have run
+    return [step_options.call_tool(flow.options, task)]
+
+
+def _ask(context: AsyncContext, flow: AgentSessionFlow, task: CallTask) -> StepMovement[bytes]:
+    """To the wait for an answer, which somebody can give from this commit on."""
+    allowed_s = flow.interrupt_deadline_s
+    asking = replace(task, deadline_ms=None if allowed_s is None else now_ms() + allowed_s * 1_000)
+    resources.interrupts.set(
+        context, asking.interrupt_id, encode(stored_interrupt(asking).to_json())
+    )
+    # Steps side by side may write this, so it does not count on what they have read.
+    revision = resources.revision.get(context) or 0
+    resources.revision.set(context, max(revision + 1, now_ms()))
+    return wait_movement(asking)
+
+
+def wait_movement(task: CallTask) -> StepMovement[bytes]:
+    """To the wait for what a call needs before its tool runs."""
+    if task.interrupt is not None:
+        return step_options.await_answer(task)
+    return step_options.await_tool_approval(task)
 
 
 def finished_event(events: StepEvents, task: CallTask, record: ToolCallRecord) -> None:
@@ -152,9 +200,9 @@ class AwaitToolApproval(AwaitInterrupt):
         events = StepEvents(
             self._flow.event_stream, context, task.turn_id, first_seq=AFTER_THE_WAIT
         )
-        finished_event(events, task, record)
+        decision = finish(context, self._flow, task, record, events)
         events.close()
-        return finish(context, self._flow, task, record)
+        return decision
 
 
 class _ToolStep(Step[bytes]):
@@ -172,6 +220,7 @@ class _ToolStep(Step[bytes]):
             stored = resources.tool_contexts.get(context, task.batch)
             tool_context = decode(stored) if stored else None
         events = StepEvents(self._flow.event_stream, context, task.turn_id)
+        heartbeat = StepHeartbeat(context)
         try:
             events.emit(
                 "tool_call_started",
@@ -180,18 +229,21 @@ class _ToolStep(Step[bytes]):
                 agent_name=task.call.agent_name,
                 arguments=dict(_arguments(task)),
             )
-            await first_sign(context)
-            record = await self._run(context, task, tool_context)
+            await heartbeat.send()
+            record = await self._run(context, task, tool_context, heartbeat)
             _failpoints.reach("tool.after_call")
             if isinstance(record, InterruptRequest):
                 return wait_for_answer(context, self._flow, task, record)
-            finished_event(events, task, record)
+            return finish(context, self._flow, task, record, events)
         finally:
             events.close()
-        return finish(context, self._flow, task, record)
 
     async def _run(
-        self, context: AsyncContext, task: CallTask, tool_context: object
+        self,
+        context: AsyncContext,
+        task: CallTask,
+        tool_context: object,
+        heartbeat: StepHeartbeat,
     ) -> ToolCallRecord | InterruptRequest:
         call = task.call
         options = self._flow.options
@@ -210,13 +262,14 @@ class _ToolStep(Step[bytes]):
             tool_context=tool_context,
             framework_data=call.framework_data,
             answer=task.answer,
+            checkpoint=heartbeat,
         )
         _failpoints.reach("tool.before_call")
         place = SpanPlace(context.flow_id, task.turn_id, context.step_execution_id, context.attempt)
         span = self._flow.tracer.tool(place, call.tool_name, call.call_id, dict(call.arguments))
         try:
             result = await keep_alive(
-                context,
+                heartbeat.beat,
                 options.heartbeat_timeout.total_seconds(),
                 self._flow.runner.execute_deferred_tool_call(execution),
             )
@@ -234,6 +287,11 @@ class _ToolStep(Step[bytes]):
                 ToolCallStatus.FAILED,
                 error=message_of(error, min(MAX_MODEL_TEXT_BYTES, limit // 2)),
                 attempt=context.attempt,
+            )
+        except ToolOutcomeUnknownError as error:
+            span.end(type(error).__name__, message_of(error))
+            return unknown_record(
+                task, message_of(error, min(MAX_MODEL_TEXT_BYTES, limit // 2)), context.attempt
             )
         except RUNNER_FAILURES as error:
             # What leaves the Step has no traceback of the tool any more.
@@ -274,31 +332,20 @@ class RecordToolOutcome(Step[bytes]):
             error.detail if error is not None else "the cause is not known",
         )
         events = StepEvents(self._flow.event_stream, context, task.turn_id)
-        finished_event(events, task, record)
+        decision = finish(context, self._flow, task, record, events)
         events.close()
-        return finish(context, self._flow, task, record)
+        return decision
 
 
 def wait_for_answer(
     context: AsyncContext, flow: AgentSessionFlow, task: CallTask, interrupt: InterruptRequest
 ) -> StepDecision:
     """Ask for what a call waits for, in the commit that ends its Step."""
-    allowed_s = flow.interrupt_deadline_s
-    deadline_ms = None if allowed_s is None else now_ms() + allowed_s * 1_000
-    waiting = replace(
-        task,
-        interrupt=interrupt,
-        waits=task.waits + 1,
-        deadline_ms=deadline_ms,
-        answer=None,
-        following=(),
-    )
-    asked = encode(stored_interrupt(waiting).to_json())
-    resources.interrupts.set(context, waiting.interrupt_id, asked)
-    # Steps side by side may write this, so it does not count on what they have read.
-    revision = resources.revision.get(context) or 0
-    resources.revision.set(context, max(revision + 1, now_ms()))
-    return go_to_many(step_options.await_answer(waiting), *start_following(flow, task))
+    waiting = replace(task, interrupt=interrupt, waits=task.waits + 1, answer=None)
+    following: Sequence[CallTask] = ()
+    if not task.call.is_ordered_write:
+        waiting, following = replace(waiting, following=()), task.following
+    return go_to_many(_ask(context, flow, waiting), *start_following(context, flow, following))
 
 
 def stored_interrupt(task: CallTask) -> StoredInterrupt:

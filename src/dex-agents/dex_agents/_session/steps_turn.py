@@ -6,7 +6,6 @@ The SDK takes async handlers; its type hints know only the others, hence ``type:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dex import (
@@ -43,6 +42,7 @@ from dex_agents._session.failures import (
     turn_error_text,
 )
 from dex_agents._session.heartbeat import keep_alive
+from dex_agents._session.lanes import lanes, waits_first
 from dex_agents._session.notes import finished_call, open_call
 from dex_agents._session.outcomes import check_outcome, check_size, encoded
 from dex_agents._session.pages import read_history, read_summary
@@ -58,7 +58,7 @@ from dex_agents._session.records import (
     record_from_json,
 )
 from dex_agents._session.steps_compact import needs_compaction
-from dex_agents._session.steps_tools import now_ms, stored_interrupt
+from dex_agents._session.steps_tools import now_ms, stored_interrupt, wait_movement
 from dex_agents._session.turn_end import (
     build_user_message,
     end_turn,
@@ -200,7 +200,7 @@ class RunModel(Step[bytes]):
         )
         try:
             outcome = await keep_alive(
-                context,
+                context.heartbeat,
                 self._flow.options.heartbeat_timeout.total_seconds(),
                 self._flow.runner.run_model(request),
             )
@@ -275,12 +275,17 @@ class RunModel(Step[bytes]):
         tool_context = encoded("tool_context", outcome.tool_context) if has_context else b""
         run_state = encoded("run_state", outcome.run_state)
         tasks = self._tasks(context.flow_id, state, batch, before.turn_id, has_context, outcome)
+        starting = lanes(tasks, self._flow.options.max_parallel_calls)
         interrupts = {
-            resources.call_key(batch, task.index): encoded(
-                "a call", stored_interrupt(task).to_json()
-            )
+            task.interrupt_id: encoded("a call", stored_interrupt(task).to_json())
+            for task in starting
+            if waits_first(task)
+        }
+        started = {task.index for task in starting}
+        unstarted = {
+            task.interrupt_id
             for task in tasks
-            if task.call.requires_approval or task.interrupt is not None
+            if task.call.is_ordered_write and task.index not in started
         }
         calls = [encoded(f"a call of {task.call.tool_name}", task.to_json()) for task in tasks]
         check_size(
@@ -296,25 +301,12 @@ class RunModel(Step[bytes]):
             resources.tool_contexts.set(context, batch, tool_context)
         for interrupt_id, interrupt in interrupts.items():
             resources.interrupts.set(context, interrupt_id, interrupt)
+        for interrupt_id in (*interrupts, *sorted(unstarted)):
             resources.unapproved.set(context, interrupt_id, encode(None))
         if interrupts:
             grow_revision(context)
         after = Round(before.turn_id, batch, len(tasks), has_context, before.summarized_turns)
-        lanes = self._lanes(tasks)
-        return go_to_many(*map(self._movement, lanes), step_options.resume_turn(after))
-
-    def _lanes(self, tasks: Sequence[CallTask]) -> list[CallTask]:
-        """The calls that start now; each of the others follows one of them."""
-        waiting = [task for task in tasks if _waits_first(task)]
-        running = [task for task in tasks if not _waits_first(task)]
-        width = self._flow.options.max_parallel_calls
-        return [
-            *waiting,
-            *(
-                replace(task, following=tuple(running[number + width :: width]))
-                for number, task in enumerate(running[:width])
-            ),
-        ]
+        return go_to_many(*map(self._movement, starting), step_options.resume_turn(after))
 
     def _tasks(
         self,
@@ -343,10 +335,8 @@ class RunModel(Step[bytes]):
         ]
 
     def _movement(self, task: CallTask) -> StepMovement[bytes]:
-        if task.interrupt is not None:
-            return step_options.await_answer(task)
-        if task.call.requires_approval:
-            return step_options.await_tool_approval(task)
+        if waits_first(task):
+            return wait_movement(task)
         return step_options.call_tool(self._flow.options, task)
 
     def _store(
@@ -356,10 +346,6 @@ class RunModel(Step[bytes]):
         resources.run_states.set(context, before.turn_id, run_state)
         resources.turn_states.set(context, before.turn_id, encode(state.to_json()))
         forget_round(context, before)
-
-
-def _waits_first(task: CallTask) -> bool:
-    return task.call.requires_approval or task.interrupt is not None
 
 
 def _read_records(context: AsyncContext, before: Round) -> list[ToolCallRecord]:

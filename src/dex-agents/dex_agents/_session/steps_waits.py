@@ -16,7 +16,6 @@ from dex_agents._session.steps_tools import (
     EXPIRED_TEXT,
     AwaitInterrupt,
     finish,
-    finished_event,
 )
 
 UNANSWERED_TEXT = "Nobody answered before the deadline."
@@ -42,9 +41,9 @@ class AwaitAnswer(AwaitInterrupt):
         events = StepEvents(
             self._flow.event_stream, context, task.turn_id, first_seq=AFTER_THE_WAIT
         )
-        finished_event(events, task, record)
+        decision = finish(context, self._flow, task, record, events)
         events.close()
-        return finish(context, self._flow, task, record)
+        return decision
 
 
 def _record(task: CallTask, answer: dict[str, Json] | None) -> ToolCallRecord:
