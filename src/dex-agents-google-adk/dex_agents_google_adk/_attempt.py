@@ -34,7 +34,12 @@ AgentKey = tuple[str, str | None]
 
 @dataclass
 class DeferredCall:
-    """A call that the attempt put off."""
+    """A call that the attempt put off.
+
+    Attributes:
+        step_fields: More fields of the requested call, as its tool source has decided.
+        framework_data: More data for its Step.
+    """
 
     tool_name: str
     native: bool
@@ -43,6 +48,8 @@ class DeferredCall:
     effect: ToolEffect = ToolEffect.UNCLASSIFIED
     requires_approval: bool = False
     skip_summarization: bool | None = None
+    step_fields: dict[str, Any] = field(default_factory=dict)
+    framework_data: dict[str, Json] = field(default_factory=dict)
 
 
 @dataclass
@@ -127,6 +134,7 @@ class Attempt:
         steering: What the user has sent into the open turn.
         long_running: Ids of long-running calls by event, which stored events do not name while the
             turn is open.
+        called_source_tools: Tools of sources that the turn has called, by name.
         model_calls_so_far: Model calls of the turn before this attempt.
         maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
     """
@@ -143,6 +151,7 @@ class Attempt:
         image_uris: Collection[str] = (),
         steering: Sequence[types.Content] = (),
         long_running: Mapping[str, list[str]] | None = None,
+        called_source_tools: Mapping[str, Json] | None = None,
         model_calls_so_far: int = 0,
         maximum_model_calls: int = 0,
     ) -> None:
@@ -152,6 +161,8 @@ class Attempt:
         self.steering = list(steering)
         self.took_steering = False
         self.long_running: dict[str, list[str]] = dict(long_running or {})
+        self.offer: Any = None  # what tool sources list in this attempt
+        self.called_source_tools: dict[str, Json] = dict(called_source_tools or {})
         self.inputs: list[PausedInput] = []
         self.node_inputs: dict[str, Json] = dict(node_inputs or {})
         self.descendants: Mapping[str, Collection[str]] = descendants or {}

@@ -30,6 +30,8 @@ _CONTROL_TOOLS = (
     _TaskAgentTool,
 )
 
+CONTROL_TOOL_NAMES = ("transfer_to_agent", "exit_loop", "set_model_response", "finish_task")
+
 
 @dataclass(frozen=True)
 class ResolvedPolicy:

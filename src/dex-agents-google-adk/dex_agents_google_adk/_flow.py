@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.workflow import BaseNode
 
 from dex_agents._effects import ToolEffect, ToolPolicy
+from dex_agents._tool_sources.catalog import DEFAULT_LISTING_TIMEOUT
+from dex_agents._tool_sources.contract import ToolSource
 from dex_agents_google_adk._runner import AdkAgentRunner
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ def adk_agent_session_flow(
     media_store: MediaStore | None = None,
     compaction: CompactionPolicy | None = None,
     summary_model: str | BaseLlm | None = None,
+    tool_sources: Sequence[ToolSource] | None = None,
+    tool_source_listing_timeout: timedelta = DEFAULT_LISTING_TIMEOUT,
     options: AgentSessionOptions | None = None,
 ) -> AgentSessionFlow:
     """The Flow whose executions are durable sessions of ``agent``.
@@ -72,6 +76,8 @@ def adk_agent_session_flow(
         media_store: See :class:`AdkAgentRunner`.
         compaction: When older turns are replaced by a summary; never by default.
         summary_model: See :class:`AdkAgentRunner`.
+        tool_sources: See :class:`AdkAgentRunner`.
+        tool_source_listing_timeout: See :class:`AdkAgentRunner`.
         options: Options of the session.
 
     Raises:
@@ -97,6 +103,8 @@ def adk_agent_session_flow(
         resumable_agents=resumable_agents,
         media_store=media_store,
         summary_model=summary_model,
+        tool_sources=tool_sources,
+        tool_source_listing_timeout=tool_source_listing_timeout,
     )
     if compaction is not None and isinstance(agent, App) and agent.events_compaction_config:
         raise ValueError(

@@ -26,7 +26,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from dex_agents._effects import ToolEffect
-from dex_agents._errors import AgentTurnError
+from dex_agents._errors import AgentTurnError, ToolExecutionError
 from dex_agents_google_adk._actions import apply_actions
 from dex_agents_google_adk._adk_compat import (
     CONFIRMATION_CALL,
@@ -50,6 +50,7 @@ from dex_agents_google_adk._images import ImageLoader
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._records import actions_of, response_of
 from dex_agents_google_adk._run_state import CallKind
+from dex_agents_google_adk._source_tools import OfferedTool, SourceTools, note_called
 from dex_agents_google_adk._tree import AgentTree
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ class FirstPlugin(BasePlugin):
             # ADK hands a task on only when it starts the agent anew, so the agent ends here.
             self._attempt.agent_ends(key)
         elif self._attempt.has_permit(key[1]):
+            if self._attempt.offer is not None:
+                self._attempt.offer.check(llm_request)
             await self._steer(callback_context, llm_request)
             self._attempt.request_built(key, llm_request)
             return None
@@ -205,6 +208,7 @@ class FirstPlugin(BasePlugin):
             tools = self._attempt.tools_of(key)
             control = {name for name, tool in tools.items() if is_control_tool(tool)}
             self._unmark_long_running(event, set(tools) - control)
+            note_called(self._attempt, (c.name or "" for c in event.get_function_calls()), tools)
             tasks = {name for name, tool in tools.items() if is_task_tool(tool)}
             self._attempt.response_opened(event, set(tools) - control, control, tasks)
             response = self._attempt.open_response(key)
@@ -323,9 +327,15 @@ class LastPlugin(BasePlugin):
     """Runs after every plugin of the application."""
 
     def __init__(
-        self, attempt: Attempt, resolver: PolicyResolver, tree: AgentTree, images: ImageLoader
+        self,
+        attempt: Attempt,
+        resolver: PolicyResolver,
+        tree: AgentTree,
+        images: ImageLoader,
+        sources: SourceTools,
     ) -> None:
         super().__init__(LAST_PLUGIN_NAME)
+        self._sources = sources
         self._images = images
         self._attempt = attempt
         self._resolver = resolver
@@ -388,6 +398,16 @@ class LastPlugin(BasePlugin):
         )
         if answer is not None:
             return answer
+        if isinstance(tool, OfferedTool):
+            if tool.is_withdrawn:
+                return tool.refusal
+            try:
+                call = self._sources.put_off(tool, to_json(tool_args))
+            except ToolExecutionError as error:
+                return {"error": f"The tool call failed: {error}"}
+            call.arguments, call.arguments_changed = to_json(tool_args), before != tool_args
+            self._attempt.agent_pauses(_agent_key(tool_context))
+            return _put_off(response, tool_context, call)
         _refuse_unsupported(tool, agent.name)
         policy = self._resolver.resolve(tool)
         if policy.effect is ToolEffect.READ and isinstance(tool, AgentTool):

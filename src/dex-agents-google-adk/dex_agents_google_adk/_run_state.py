@@ -201,6 +201,8 @@ class RunState:
         inputs: Questions that wait for the user, behind the calls of the outcome.
         long_running: Ids of long-running calls by event; put back when the turn is over.
         is_answered: Whether the turn is over but for ADK's summary of older events.
+        source_tools: Source, description and schema of each tool of a source that the turn has
+            called, so that its calls can be replayed when it is no longer listed.
     """
 
     invocation_id: str
@@ -213,6 +215,7 @@ class RunState:
     inputs: tuple[PausedInput, ...] = ()
     long_running: dict[str, list[str]] = field(default_factory=dict)
     is_answered: bool = False
+    source_tools: dict[str, Json] = field(default_factory=dict)
 
     def to_json(self) -> Json:
         """The stored form."""
@@ -228,6 +231,7 @@ class RunState:
             "inputs": [item.to_json() for item in self.inputs],
             "long_running": self.long_running,
             "is_answered": self.is_answered,
+            "source_tools": self.source_tools,
         }
 
     @staticmethod
@@ -254,6 +258,7 @@ class RunState:
                 inputs=tuple(PausedInput.from_json(i) for i in item.get("inputs") or ()),
                 long_running=item.get("long_running") or {},
                 is_answered=bool(item.get("is_answered")),
+                source_tools=item.get("source_tools") or {},
             )
         except (KeyError, TypeError, ValueError) as error:
             raise AgentTurnError(f"the run state of the turn is damaged: {error!r}") from error

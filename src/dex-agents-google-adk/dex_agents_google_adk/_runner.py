@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.run_config import RunConfig
@@ -24,6 +25,8 @@ from dex_agents._contract import (
 )
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents._media.reference import ImageReference, MediaStore
+from dex_agents._tool_sources.catalog import DEFAULT_LISTING_TIMEOUT, ToolSourceCatalog
+from dex_agents._tool_sources.contract import ToolSource
 from dex_agents_google_adk import _tool_step, _turn, _validation
 from dex_agents_google_adk._adk_workarounds import (
     agent_callbacks,
@@ -37,7 +40,12 @@ from dex_agents_google_adk._effects import PolicyResolver
 from dex_agents_google_adk._events import dump_event, text_content, to_message, user_event
 from dex_agents_google_adk._images import ImageLoader, placeholder
 from dex_agents_google_adk._setup import RunnerSetup
-from dex_agents_google_adk._tree_checks import check_tool_nodes, make_resumable
+from dex_agents_google_adk._source_tools import SourceTools
+from dex_agents_google_adk._tree_checks import (
+    check_tool_nodes,
+    make_resumable,
+    taken_tool_names,
+)
 
 
 class AdkAgentRunner:
@@ -69,6 +77,10 @@ class AdkAgentRunner:
             left out.
         summary_model: Model of the calls that sum up older turns; by default that of the tree's
             first agent.
+        tool_sources: Tools from outside the agent, listed before every model call. The runner adds
+            one toolset to each agent of the tree, which is empty outside its own runs.
+        tool_source_listing_timeout: Longest time a source may take to list; whole seconds. One that
+            fails or is slower offers nothing in that model call.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -94,9 +106,14 @@ class AdkAgentRunner:
         resumable_agents: Collection[str] = (),
         media_store: MediaStore | None = None,
         summary_model: str | BaseLlm | None = None,
+        tool_sources: Sequence[ToolSource] | None = None,
+        tool_source_listing_timeout: timedelta = DEFAULT_LISTING_TIMEOUT,
     ) -> None:
         app, tree = _validation.checked_app(agent, dynamic_agents, resumable_agents)
-        policies = _validation.checked_policies(tree, tool_policies)
+        catalog = ToolSourceCatalog(
+            tuple(tool_sources or ()), tool_source_listing_timeout, taken_tool_names(tree)
+        )
+        policies = _validation.checked_policies(tree, tool_policies, catalog.declared_names)
         effect = _validation.checked_effect(default_tool_effect)
         if not isinstance(user_id, str) or not user_id:
             raise ValueError(f"user_id must be a text that is not empty, got {user_id!r}")
@@ -106,7 +123,7 @@ class AdkAgentRunner:
             raise TypeError("loop_bound_tools must be a collection of tool names, not one text")
         if isinstance(tool_threads, bool) or not isinstance(tool_threads, int) or tool_threads < 1:
             raise ValueError(f"tool_threads must be a positive integer, got {tool_threads!r}")
-        _validation.check_names(tree, loop_bound_tools, "loop_bound_tools")
+        _validation.check_names(tree, loop_bound_tools, "loop_bound_tools", catalog.declared_names)
         check_tool_nodes(tree, policies)
         make_resumable(tree)
         remote_a2a_import.apply()
@@ -132,6 +149,7 @@ class AdkAgentRunner:
             tools_in_threads=tools_in_threads,
             loop_bound_tools=frozenset(loop_bound_tools),
             tool_threads=tool_threads,
+            sources=SourceTools(catalog, policies),
             images=ImageLoader(_validation.checked_service(media_store, MediaStore, "media_store")),
         )
         if summary_model is not None and not isinstance(summary_model, (str, BaseLlm)):
@@ -139,6 +157,7 @@ class AdkAgentRunner:
                 f"summary_model must be a model name or a BaseLlm, got {summary_model!r}"
             )
         self._writer = HistoryWriter(tree, summary_model)
+        self._setup.sources.add_to(tree)  # nothing is refused from here on
         if media_store is not None:
             # Its absence is what tells a client that messages take no images.
             self.build_user_message_with_images = _build_user_message_with_images

@@ -14,6 +14,7 @@ from google.adk.memory.base_memory_service import BaseMemoryService
 from dex_agents_google_adk._effects import PolicyResolver
 from dex_agents_google_adk._history import HistoryCache
 from dex_agents_google_adk._images import ImageLoader
+from dex_agents_google_adk._source_tools import SourceTools
 from dex_agents_google_adk._tree import AgentTree
 
 
@@ -31,6 +32,7 @@ class RunnerSetup:
         loop_bound_tools: Names of tools whose functions stay on the event loop.
         tool_threads: Size of ADK's thread pool, see :class:`AdkAgentRunner`.
         images: The session's images.
+        sources: Tools that come from outside the agent.
     """
 
     app: App
@@ -45,6 +47,7 @@ class RunnerSetup:
     loop_bound_tools: Collection[str]
     tool_threads: int
     images: ImageLoader
+    sources: SourceTools
     history: HistoryCache = field(default_factory=HistoryCache)
 
     def runs_in_thread(self, tool_name: str) -> bool:

@@ -51,6 +51,9 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
         ToolExecutionError: The tool reported a failure, or asked for what a Step cannot give.
         Exception: Whatever else the tool raised.
     """
+    if setup.sources.owns(call):
+        has_store = setup.images.store is not None
+        return await setup.sources.execute(call, has_media_store=has_store)
     try:
         context = _context(setup, call)
         tool = await _find(setup, call, ReadonlyContext(context._invocation_context))

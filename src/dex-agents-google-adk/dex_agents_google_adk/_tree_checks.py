@@ -21,6 +21,7 @@ from google.adk.workflow._tool_node import _ToolNode
 
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS, INPUT_CALL, is_generator_tool
+from dex_agents_google_adk._effects import CONTROL_TOOL_NAMES
 from dex_agents_google_adk._plugins import YIELD_TOOL_NAME
 from dex_agents_google_adk._tree import AgentTree
 
@@ -209,6 +210,18 @@ def tool_nodes(tree: AgentTree) -> Iterator[BaseTool]:
     for node in tree.nodes():
         if isinstance(node, _ToolNode):
             yield node.tool
+
+
+def taken_tool_names(tree: AgentTree) -> dict[str, str]:
+    """Names that no tool of a source may have, and what has each."""
+    taken = dict.fromkeys((*CONTROL_TOOL_NAMES, *_RESERVED_TOOL_NAMES), "an ADK control tool")
+    for agent in tree.llm_agents():
+        for tool in static_tools(agent):
+            taken[tool.name] = f"a tool of agent {agent.name!r}"
+    for tool in tool_nodes(tree):
+        taken[tool.name] = "a node of a Workflow"
+    taken.update((name, "an agent") for name in tree.agent_names)
+    return taken
 
 
 def static_tools(agent: LlmAgent) -> Iterator[BaseTool]:

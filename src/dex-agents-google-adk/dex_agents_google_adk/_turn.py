@@ -163,6 +163,7 @@ class _TurnAttempt:
             paused=paused,
             records=records,
             long_running=state.long_running if state else {},
+            called_source_tools=state.source_tools if state else {},
             started=state.started if state else (),
             node_inputs=state.node_inputs if state else {},
             descendants=self._setup.tree.descendants,
@@ -220,6 +221,7 @@ class _TurnAttempt:
     async def run(self) -> RunModelOutcome:
         enter_attempt(self._attempt)
         runner = self._make_runner()
+        self._attempt.offer = await self._setup.sources.offer(self._attempt.called_source_tools)
         try:
             if self._state is not None and self._state.is_answered:
                 await runner.sum_up(self._session)
@@ -243,7 +245,7 @@ class _TurnAttempt:
             plugins=[
                 FirstPlugin(attempt, request.events, setup.tree),
                 *setup.app.plugins,
-                LastPlugin(attempt, setup.resolver, setup.tree, setup.images),
+                LastPlugin(attempt, setup.resolver, setup.tree, setup.images, setup.sources),
             ],
             context_cache_config=setup.app.context_cache_config,
             events_compaction_config=attempt_config(setup.app, setup.tree, attempt, self._session),
@@ -389,7 +391,9 @@ class _TurnAttempt:
                     "branch": response.branch,
                     "path": response.node_path,
                     "approved": call.requires_approval,
+                    **call.framework_data,
                 },
+                **call.step_fields,
             )
             for call_id, _ in response.calls
             if (call := response.deferred.get(call_id)) is not None and not call.native
@@ -412,6 +416,7 @@ class _TurnAttempt:
             image_uris=tuple(sorted(self._attempt.image_uris)),
             inputs=tuple(self._attempt.inputs),
             long_running=self._attempt.long_running,
+            source_tools=self._attempt.called_source_tools,
         )
 
     def _paused(self, response: OpenResponse) -> PausedEvent:

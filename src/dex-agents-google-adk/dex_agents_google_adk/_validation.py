@@ -63,18 +63,28 @@ def _app_name(name: str) -> str:
     return name if name[:1].isalpha() and name.isascii() else f"app{name}"
 
 
-def check_names(tree: AgentTree, names: Collection[str], argument: str) -> None:
+def check_names(
+    tree: AgentTree,
+    names: Collection[str],
+    argument: str,
+    source_names: Collection[str] | None = (),
+) -> None:
     """Refuse names that no tool can have.
+
+    Args:
+        source_names: Names of the tools of sources, ``None`` if they tell them only when listed.
 
     Raises:
         ValueError: ``names`` holds one that no declared tool has, and there is no toolset that
             might.
     """
     agents = list(tree.llm_agents())
-    if any(isinstance(tool, BaseToolset) for agent in agents for tool in agent.tools):
+    if source_names is None or any(
+        isinstance(tool, BaseToolset) for agent in agents for tool in agent.tools
+    ):
         return
     declared = {tool.name for agent in agents for tool in static_tools(agent)}
-    known = sorted(declared | {tool.name for tool in tool_nodes(tree)})
+    known = sorted(declared | {tool.name for tool in tool_nodes(tree)} | set(source_names))
     if unknown := sorted(set(names) - set(known)):
         who = f"agent {agents[0].name!r} has" if len(agents) == 1 else "the agents have"
         raise ValueError(
@@ -84,7 +94,9 @@ def check_names(tree: AgentTree, names: Collection[str], argument: str) -> None:
 
 
 def checked_policies(
-    tree: AgentTree, policies: Mapping[str, ToolPolicy] | None
+    tree: AgentTree,
+    policies: Mapping[str, ToolPolicy] | None,
+    source_names: Collection[str] | None = (),
 ) -> dict[str, ToolPolicy]:
     """The policies, each of a tool that exists.
 
@@ -104,7 +116,7 @@ def checked_policies(
                 f"tool_policies[{name!r}] must be a ToolPolicy, got {policy!r}; write for example "
                 "ToolPolicy(ToolEffect.READ)"
             )
-    check_names(tree, policies, "tool_policies")
+    check_names(tree, policies, "tool_policies", source_names)
     for agent in tree.llm_agents():
         for tool in static_tools(agent):
             if tool.name in policies and is_control_tool(tool):

@@ -24,6 +24,7 @@ from dex_agents._contract import (
     ToolCallRecord,
     ToolCallsRequested,
     ToolCallStatus,
+    ToolCheckpoint,
     ToolExecutionResult,
     TurnCompleted,
 )
@@ -43,6 +44,8 @@ from dex_agents._errors import (
     SessionUnavailableError,
     ToolExecutionError,
     ToolNotStartedError,
+    ToolOutcomeUnknownError,
+    ToolSourceError,
     TurnWaitTimeoutError,
 )
 from dex_agents._media.local_directory import LocalDirectoryMediaStore
@@ -65,6 +68,12 @@ from dex_agents._session.views import (
     FinishedTurn,
     MessagePage,
     PendingInterrupt,
+)
+from dex_agents._tool_sources.contract import (
+    SourceTool,
+    SourceToolCall,
+    ToolCallStepOptions,
+    ToolSource,
 )
 from dex_agents._tracing import TracingOptions
 from dex_agents._worker import agent_worker_options, run_agent_workers
@@ -117,7 +126,14 @@ __all__ = [
     "SessionError",
     "SessionNotFoundError",
     "SessionUnavailableError",
+    "SourceTool",
+    "SourceToolCall",
     "TokenUsage",
+    "ToolCallStepOptions",
+    "ToolCheckpoint",
+    "ToolOutcomeUnknownError",
+    "ToolSource",
+    "ToolSourceError",
     "ToolCallRecord",
     "ToolCallStatus",
     "ToolCallsRequested",

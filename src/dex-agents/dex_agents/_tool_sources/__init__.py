@@ -1,0 +1,1 @@
+"""Tools that come from outside the agent: the contract of a source, and what all of them list."""
