@@ -122,6 +122,11 @@ _MIDDLE = "(SELECT id FROM facts ORDER BY id LIMIT 1 OFFSET 9)"
         (_sql("UPDATE runs SET close_ms = NULL WHERE flow_id = 'a'"), "runs", "close time None"),
         (_sql("UPDATE runs SET first_run_id = 'x' WHERE flow_id = 'a'"), "Flow ids", "first run"),
         (
+            _sql("UPDATE runs SET run_attempt = 2 WHERE flow_id = 'a'"),
+            "facts and snapshots",
+            "attempt 2",
+        ),
+        (
             _sql(f"DELETE FROM facts WHERE id = {_MIDDLE}"),
             "facts and snapshots",
             "has fact 11 where fact 10 should be",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -50,6 +51,7 @@ from dex.dexpb import dex_pb2_grpc
 import dex_lite
 from dex_lite._options import EngineOptions
 from dex_lite_samples import App, serve, serve_sync, shift_clock
+from support.cli import command
 
 note = Attribute("note", str)
 never = Channel("never", str)
@@ -358,6 +360,14 @@ async def test_failed_flow_runs_again_and_waiters_see_the_last_result(tmp_path: 
                 pb.WaitForFlowRequest(flow_id="f", run_id=run_id, needs_results=True)
             )
         events = await _events(app, "f", last.flow_execution_id.run_id)
+    data = tmp_path / "engine.db"
+    assert (await command("check", data)).code == 0
+    connection = sqlite3.connect(data)
+    for statement in ("DELETE FROM facts WHERE id >> 32 = 3", "DELETE FROM runs WHERE id = 3"):
+        assert connection.execute(statement).rowcount
+    connection.commit()
+    connection.close()
+    assert f"followed by run {last.flow_execution_id.run_id}" in (await command("check", data)).out
     # Each run begins with what the Flow was started with.
     assert flow.step.seen == ["first"] * 3
     assert result.single_output(str) == f"3 {last.flow_execution_id.run_id}"

@@ -39,6 +39,7 @@ from dex_lite._machine.model import (
     Failure,
     FlowStart,
     FlowTimeout,
+    KeptSkip,
     MethodOptions,
     Movement,
     RetryPolicy,
@@ -205,6 +206,7 @@ class Simulation:
                 *[self.result] * 5,
                 *(self.timer, self.timer, self.fail, self.give_back, self.heartbeat),
                 *(self.rpc, self.publish, self.delete, self.dispatch, self.rpc_lock, self.restart),
+                *(self.skip, self.config),
             ]
         )
         turn = Turn(self.state, self.now, self.rpc_locks)
@@ -307,6 +309,18 @@ class Simulation:
     def delete(self, turn: Turn) -> None:
         for _, message_id in self.writes().deleted:
             decide.delete_message(turn, "a", message_id, self.random.choice(("", "d1")))
+
+    def skip(self, turn: Turn) -> None:
+        pick = self.random
+        number = pick.randint(1, 9)
+        execution_id = pick.choice([*self.state.steps, f"{pick.choice(TYPES)}-{number}"])
+        skip = KeptSkip(execution_id, *pick.choice((("t0", -1), ("t1", -1), ("", 0), ("", 1))))
+        before = len(turn.facts)
+        if self.state.is_open and decide.skip_timer(turn, skip) is not None:
+            assert len(turn.facts) == before
+
+    def config(self, turn: Turn) -> None:
+        decide.change_config(turn, self.random.choice((b"", b"1", b"2")), is_async_default=False)
 
     def rpc_lock(self, turn: Turn) -> None:
         """An RPC takes free locks, or gives them back."""
@@ -420,6 +434,11 @@ class Simulation:
             assert not state.steps
             return
         assert not (state.is_completing and not state.has_user_steps), "it should be complete"
+        for skip in state.kept_skips:
+            early = state.steps.get(skip.execution_id)
+            assert early is None or early.phase == "wait_for", (
+                "a skip outlives its wait's beginning"
+            )
         waits = [step for step in state.steps.values() if step.is_timeout]
         assert len(waits) <= (state.timeout is not None)
         timers = {(t.execution_id, t.index) for t in self.timers}

@@ -22,6 +22,7 @@ from dex_lite import _schema
 from dex_lite._journal import (
     AddFacts,
     AddStreamMessage,
+    DropRun,
     Journal,
     PutIndexTypes,
     PutRun,
@@ -65,6 +66,9 @@ class Content:
             self.groups[write.group] = write
         elif isinstance(write, AddStreamMessage):
             self.messages[write.sequence] = (write.created_ms, write.source, write.value)
+        elif isinstance(write, DropRun):
+            for kept in (self.rows, self.facts, self.snapshots):
+                kept.pop(write.run_id, None)
         else:
             for sequence in write.sequences:
                 self.messages.pop(sequence, None)
@@ -81,6 +85,7 @@ class History:
     def __init__(self, chance: random.Random, start: Content) -> None:
         self.chance = chance
         self.contents = [start]
+        self.runs = len(start.rows)
 
     def batch(self) -> list[Write]:
         """The next batch."""
@@ -92,8 +97,12 @@ class History:
             content.apply(write)
             writes.append(write)
 
+        closed = sorted(name for name, row in content.rows.items() if row.close_ms is not None)
+        if closed and pick.random() < 0.2:
+            add(DropRun(pick.choice(closed)))
         if not content.rows or pick.random() < 0.2:
-            name = f"r{len(content.rows)}"
+            self.runs += 1
+            name = f"r{self.runs}"
             add(PutRun(RunRow(name, f"flow-{name}", "Type", 1, 1, "", name, 1, None)))
         for _ in range(pick.randint(1, 3)):
             run = pick.choice(sorted(content.rows))

@@ -204,8 +204,6 @@ async def test_what_this_release_does_not_have_is_refused(tmp_path: Path) -> Non
         for call, empty in (
             (stub.SearchFlows, pb.SearchFlowsRequest()),
             (stub.ResetFlow, pb.ResetFlowRequest()),
-            (stub.SkipTimer, pb.SkipTimerRequest()),
-            (stub.UpdateFlowConfig, pb.UpdateFlowConfigRequest()),
         ):
             await _refused(call, empty, grpc.StatusCode.UNIMPLEMENTED)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Container
 from typing import Any, Protocol
 
 import msgspec
@@ -57,7 +58,9 @@ def check_flow_ids(connection: sqlite3.Connection, result: Result) -> None:
     for key, row in all_rows(connection):
         if row.close_ms is None and latest[row.flow_id] != key:
             result.fault(f"{_named(row)} is open, and there is a newer run")
-        if runs.get(row.first_run_id) != row.flow_id:
+        first = runs.get(row.first_run_id)
+        # The first of a chain of retries may be gone: its retention ends before that of the others.
+        if first != row.flow_id and (first is not None or row.run_attempt == 1):
             result.fault(f"{_named(row)} names a first run that this Flow id does not have")
 
 
@@ -69,18 +72,19 @@ def check_facts(connection: sqlite3.Connection, result: Result) -> None:
         result.fault(f"a snapshot belongs to run number {key}, which does not exist")
     # Also what lies outside of all runs: one pass over the table in order of its ids.
     folding: _Folding | None = None
+    run_ids = {row.run_id for row in rows.values()}
     seen: set[int] = set()
     for number, payload in connection.execute("SELECT id, payload FROM facts ORDER BY id"):
         result.count += 1
         key = number >> NUMBER_BITS
         if folding is None or folding.key != key:
             if folding is not None:
-                folding.finish()
+                folding.finish(run_ids)
             seen.add(key)
             folding = _Folding(connection, result, key, rows.get(key))
         folding.add(number & NUMBER_MASK, payload)
     if folding is not None:
-        folding.finish()
+        folding.finish(run_ids)
     for key in sorted(rows.keys() - seen):
         result.fault(f"{_named(rows[key])} has no facts")
 
@@ -127,8 +131,8 @@ class _Folding:
             self._compare_snapshot(self._snapshot[1])
             self._snapshot = None
 
-    def finish(self) -> None:
-        """There are no more facts."""
+    def finish(self, run_ids: Container[str]) -> None:
+        """There are no more facts; these are all runs of the file."""
         if self._is_faulty or self._state is None or self._row is None:
             return
         if self._snapshot is not None:
@@ -144,12 +148,16 @@ class _Folding:
             ("Flow type", row.flow_type, state.flow_type),
             ("status", row.status, state.status),
             ("request id", row.request_id, state.request_id),
+            ("attempt", row.run_attempt, state.run_attempt),
+            ("first run", row.first_run_id, state.first_run_id or state.run_id),
             ("start time", row.start_ms, state.start_ms),
             ("close time", row.close_ms or 0, state.close_ms),
         ):
             if in_row != in_facts:
                 self._fault(f"{self._run()} has {name} {in_row!r}, but its facts say {in_facts!r}")
                 return
+        if state.next_run_id and state.next_run_id not in run_ids:
+            self._fault(f"{self._run()} is followed by run {state.next_run_id}, which is missing")
 
     def _fold(self, number: int, fact: AnyFact) -> None:
         try:

@@ -35,6 +35,7 @@ from dex_lite._matching import Matcher
 from dex_lite._meter import Meter
 from dex_lite._options import EngineOptions
 from dex_lite._records import AddFacts, PutRun, PutSnapshot, RunRow, Write
+from dex_lite._retention import Retention
 from dex_lite._runs import Run, Waiter
 from dex_lite._stream_log import StreamLog
 from dex_lite._timers import Timers, now_ms
@@ -70,6 +71,7 @@ class Engine:
         self.runs: dict[str, Run] = {}
         self._closed: dict[str, RunState] = {}  # recently read ones
         self.attempts = Attempts(self)
+        self._retention = Retention(self, options.retention_s)
         self._timers = Timers(self._timer_due)
         self._stopped: str | None = None
         self._pending: set[asyncio.Future[Any]] = set()  # calls that wait for a commit
@@ -91,6 +93,7 @@ class Engine:
             turn = self.turn(run)
             decide.recover(turn)
             self.store(run, turn)
+        self._retention.start()
 
     def stop(self, reason: str) -> None:
         """Answer everybody who waits that it is over; take nothing more."""
@@ -98,6 +101,7 @@ class Engine:
             return
         self._stopped = reason
         self._timers.close()
+        self._retention.close()
         for run in self.runs.values():
             for live in run.live.values():
                 live.stop_timers()
@@ -215,6 +219,13 @@ class Engine:
             return
         self.runs.pop(run.state.run_id, None)
         self._keep_closed(run.state)
+
+    def forget(self, row: RunRow) -> None:
+        """A closed run is deleted."""
+        self._closed.pop(row.run_id, None)
+        newest = self.rows.get(row.flow_id)
+        if newest is not None and newest.run_id == row.run_id:
+            del self.rows[row.flow_id]
 
     def _keep_closed(self, state: RunState) -> None:
         self._closed[state.run_id] = state

@@ -13,7 +13,7 @@ from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
 from google.protobuf.empty_pb2 import Empty
 
-from dex_lite import _flows, _rpcs
+from dex_lite import _controls, _flows, _rpcs
 from dex_lite._engine import Engine
 from dex_lite._errors import (
     DexLiteError,
@@ -114,7 +114,17 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
         return await _answer(context, _flows.wait_for_flow(self._engine, request))
 
     async def StopFlow(self, request: pb.StopFlowRequest, context: Context) -> Empty:
-        await _answer(context, _flows.stop(self._engine, request))
+        await _answer(context, _controls.stop(self._engine, request))
+        return Empty()
+
+    async def SkipTimer(self, request: pb.SkipTimerRequest, context: Context) -> Empty:
+        await _answer(context, _controls.skip_timer(self._engine, request))
+        return Empty()
+
+    async def UpdateFlowConfig(
+        self, request: pb.UpdateFlowConfigRequest, context: Context
+    ) -> Empty:
+        await _answer(context, _controls.update_config(self._engine, request))
         return Empty()
 
     async def WaitForAttribute(
@@ -319,7 +329,5 @@ def _unsupported(name: str, what: str) -> None:
 for _name, _what in (
     ("SearchFlows", "searching Flows"),
     ("ResetFlow", "time travel"),
-    ("SkipTimer", "skipping timers"),
-    ("UpdateFlowConfig", "changing a running Flow's config"),
 ):
     _unsupported(_name, _what)

@@ -1,10 +1,10 @@
-"""Starting and stopping Flows, and what clients read of them."""
+"""Starting Flows, and what clients read of them."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from dex.dexpb import dex_pb2 as pb
@@ -95,22 +95,6 @@ def _started(engine: Engine, request: pb.StartFlowRequest) -> RunStarted:
         request_id=request.request_id,
         at=now_ms(),
     )
-
-
-async def stop(engine: Engine, request: pb.StopFlowRequest) -> None:
-    """End a running Flow."""
-    run = engine.find_open(request.flow_id, request.run_id)
-    kinds: dict[int, Literal["cancel", "terminate", "fail"]] = {
-        pb.STOP_TYPE_UNSPECIFIED: "cancel",
-        pb.STOP_TYPE_CANCEL: "cancel",
-        pb.STOP_TYPE_TERMINATE: "terminate",
-        pb.STOP_TYPE_FAIL: "fail",
-    }
-    if request.stop_type not in kinds:
-        raise invalid(f"unknown stop type {request.stop_type}")
-    turn = engine.turn(run)
-    decide.stop(turn, kinds[request.stop_type], request.reason)
-    await engine.durable(engine.store(run, turn))
 
 
 async def wait_for_flow(engine: Engine, request: pb.WaitForFlowRequest) -> pb.FlowResult:
@@ -367,7 +351,6 @@ __all__ = [
     "history",
     "live_state",
     "start",
-    "stop",
     "summary",
     "sync_index_types",
     "wait_budget",

@@ -23,6 +23,7 @@ from dex_lite._lockfile import LockFile
 from dex_lite._records import (
     AddFacts,
     AddStreamMessage,
+    DropRun,
     PutIndexTypes,
     PutRun,
     PutSnapshot,
@@ -37,6 +38,7 @@ from dex_lite._schema import Durability
 __all__ = [
     "AddFacts",
     "AddStreamMessage",
+    "DropRun",
     "Journal",
     "PutIndexTypes",
     "PutRun",
@@ -307,6 +309,12 @@ class Journal:
     async def run(self, run_id: str) -> RunRow | None:
         """The durable row of one run."""
         return await self._read(lambda connection: _journal_sql.run(connection, run_id))
+
+    async def closed_before(self, at_ms: int, limit: int) -> list[RunRow]:
+        """Durable rows of runs that closed before a time, in the order in which they closed."""
+        return await self._read(
+            lambda connection: _journal_sql.closed_before(connection, at_ms, limit)
+        )
 
     async def stream_messages(self, sequences: Sequence[int]) -> dict[int, tuple[int, str, bytes]]:
         """Time, source and value of durable messages by sequence. For StreamLog."""

@@ -12,6 +12,7 @@ import msgspec
 from dex_lite._records import (
     AddFacts,
     AddStreamMessage,
+    DropRun,
     PutRun,
     PutSnapshot,
     PutStreamGroup,
@@ -74,6 +75,8 @@ class BatchWriter:
                     )
                 )
                 size += len(write.payload)
+            elif isinstance(write, DropRun):
+                statements += self._drop(write.run_id)
             elif isinstance(write, TrimStream):
                 trimmed += write.sequences
             elif isinstance(write, PutStreamGroup):
@@ -95,6 +98,14 @@ class BatchWriter:
             # Facts after the close are rare, and closed runs are many: look the key up again then.
             self._keys.pop(run_id, None)
         return size + 4096 * (1 + len(statements))
+
+    def _drop(self, run_id: str) -> Iterator[tuple[str, Sequence[Any]]]:
+        key = self._key(run_id)
+        self._keys.pop(run_id)
+        first = key << NUMBER_BITS
+        yield "DELETE FROM facts WHERE id BETWEEN ? AND ?", (first, first + NUMBER_MASK)
+        yield "DELETE FROM snapshots WHERE run = ?", (key,)
+        yield "DELETE FROM runs WHERE id = ?", (key,)
 
     def _run(self, statements: list[tuple[str, Sequence[Any]]]) -> None:
         execute = self._connection.execute
@@ -181,6 +192,12 @@ def latest_runs(connection: sqlite3.Connection) -> Iterator[RunRow]:
     newest = "WHERE id IN (SELECT max(id) FROM runs GROUP BY flow_id) ORDER BY id"
     for _, row in _rows(connection, newest):
         yield row
+
+
+def closed_before(connection: sqlite3.Connection, at_ms: int, limit: int) -> list[RunRow]:
+    """Runs that closed before a time, in the order in which they closed."""
+    where = "WHERE close_ms < ? ORDER BY close_ms, id LIMIT ?"
+    return [row for _, row in _rows(connection, where, (at_ms, limit))]
 
 
 def all_rows(connection: sqlite3.Connection) -> Iterator[tuple[int, RunRow]]:

@@ -48,6 +48,12 @@ class PutSnapshot(msgspec.Struct, frozen=True):
     payload: bytes
 
 
+class DropRun(msgspec.Struct, frozen=True):
+    """Delete a closed run with all its facts."""
+
+    run_id: str
+
+
 class PutIndexTypes(msgspec.Struct, frozen=True):
     types: Mapping[str, int]
 
@@ -75,5 +81,12 @@ class TrimStream(msgspec.Struct, frozen=True):
 
 
 Write = (
-    PutRun | AddFacts | PutSnapshot | PutIndexTypes | PutStreamGroup | AddStreamMessage | TrimStream
+    PutRun
+    | AddFacts
+    | DropRun
+    | PutSnapshot
+    | PutIndexTypes
+    | PutStreamGroup
+    | AddStreamMessage
+    | TrimStream
 )

@@ -14,6 +14,7 @@ from dex_lite._machine.facts import (
     AttemptFailed,
     AttemptGivenBack,
     CompletionAsked,
+    ConfigChanged,
     ExecuteEntered,
     ExternallyDeleted,
     ExternallyPublished,
@@ -25,6 +26,7 @@ from dex_lite._machine.facts import (
     RpcApplied,
     RunStarted,
     ServedBy,
+    SkipKept,
     StepScheduled,
     TimerFired,
     WaitBegun,
@@ -43,6 +45,7 @@ from dex_lite._machine.model import (
     Condition,
     Failure,
     FlowTimeout,
+    KeptSkip,
     Movement,
     Recovery,
     RpcAnswer,
@@ -56,6 +59,7 @@ from dex_lite._machine.turn import SetTimer, Turn
 HALF_CLOSES_GIVEN_BACK = 2
 HALF_CLOSES_BETWEEN_RETRIES = 50
 """Running twice is no harm where more attempts are allowed; a limit only ends an endless loop."""
+SKIPS_KEPT = 100
 WORKER_DISCONNECTED = "WORKER_DISCONNECTED"
 
 
@@ -264,11 +268,14 @@ def complete_wait_for(turn: Turn, execution_id: str, token: str, result: WaitFor
         turn.emit(ExecuteEntered(execution_id))
         turn.make_ready(step)
     else:
-        due = tuple(turn.now_ms + timer.duration_ms for timer in result.condition.timers)
+        timers = result.condition.timers
+        skips = [s for s in turn.state.kept_skips if s.execution_id == execution_id]
+        due = tuple(turn.now_ms + timer.duration_ms for timer in timers)
         turn.emit(WaitBegun(execution_id, result.condition, due))
         for index, due_ms in enumerate(due):
-            if due_ms <= turn.now_ms:
-                turn.emit(TimerFired(execution_id, index))
+            is_skipped = any(skip.is_of(index, timers[index]) for skip in skips)
+            if is_skipped or due_ms <= turn.now_ms:
+                turn.emit(TimerFired(execution_id, index, is_skipped))
             else:
                 turn.effects.append(SetTimer(execution_id, index, due_ms))
     turn.settle()
@@ -340,7 +347,47 @@ def fire_timer(turn: Turn, execution_id: str, index: int) -> bool:
     return True
 
 
+def skip_timer(turn: Turn, skip: KeptSkip) -> str | None:
+    """A client fires a timer; one of a wait that has not begun is kept until then.
+
+    Returns what is wrong with the wish, or ``None``.
+    """
+    state = turn.state
+    step = state.steps.get(skip.execution_id)
+    if step is None:
+        step_type, _, number = skip.execution_id.rpartition("-")
+        if state.has_ended(step_type, int(number)):
+            return f"Step {skip.execution_id} has ended"
+    elif step.phase == "execute":
+        return f"Step {skip.execution_id} does not wait any more"
+    elif step.phase == "waiting":
+        assert step.condition is not None
+        for index, timer in enumerate(step.condition.timers):
+            if skip.is_of(index, timer):
+                if step.timers[index].is_fired:
+                    return f"this timer of Step {skip.execution_id} has fired already"
+                turn.emit(TimerFired(skip.execution_id, index, is_skipped=True))
+                turn.settle()
+                return None
+        return f"Step {skip.execution_id} waits for no such timer"
+    if skip in state.kept_skips:
+        return None
+    if len(state.kept_skips) >= SKIPS_KEPT:
+        return f"at most {SKIPS_KEPT} skips are kept for timers that do not exist yet"
+    turn.emit(SkipKept(skip))
+    return None
+
+
 # RPCs and client writes
+
+
+def change_config(turn: Turn, config: bytes, *, is_async_default: bool) -> bool:
+    """A client changes what later Steps and SubFlows run with."""
+    if not turn.state.is_open:
+        return False
+    if (config, is_async_default) != (turn.state.config, turn.state.is_async_default):
+        turn.emit(ConfigChanged(config, is_async_default))
+    return True
 
 
 def missing_deletion(turn: Turn, result: RpcResult) -> tuple[str, str] | None:

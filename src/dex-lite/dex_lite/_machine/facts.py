@@ -18,6 +18,7 @@ from dex_lite._machine.model import (
     Failure,
     FlowStart,
     FlowTimeout,
+    KeptSkip,
     Message,
     Movement,
     Output,
@@ -110,6 +111,18 @@ class WaitBegun(Fact, frozen=True, tag="wait"):
 class TimerFired(Fact, frozen=True, tag="timer"):
     execution_id: str
     index: int
+    is_skipped: bool = False
+
+
+class SkipKept(Fact, frozen=True, tag="skip"):
+    """A client fires a timer of a wait that has not begun."""
+
+    skip: KeptSkip
+
+
+class ConfigChanged(Fact, frozen=True, tag="conf"):
+    config: bytes
+    is_async_default: bool
 
 
 class WaitWon(Fact, frozen=True, tag="won"):
@@ -230,6 +243,8 @@ AnyFact = (
     | HeartbeatKept
     | WaitBegun
     | TimerFired
+    | SkipKept
+    | ConfigChanged
     | WaitWon
     | ExecuteEntered
     | MethodCompleted
@@ -313,6 +328,8 @@ def _scheduled(state: RunState, fact: StepScheduled) -> None:
         recovery=fact.recovery,
         retry_at_ms=fact.not_before,
     )
+    if fact.movement.options.skip_wait_for:
+        _drop_skips(state, fact.execution_id)
 
 
 def _locks_taken(state: RunState, fact: LocksTaken) -> None:
@@ -361,10 +378,27 @@ def _wait_begun(state: RunState, fact: WaitBegun) -> None:
     step.condition = fact.condition
     step.timers = [TimerState(due) for due in fact.timers_due]
     _leave_method(step)
+    _drop_skips(state, fact.execution_id)
 
 
 def _timer_fired(state: RunState, fact: TimerFired) -> None:
-    state.steps[fact.execution_id].timers[fact.index].is_fired = True
+    timer = state.steps[fact.execution_id].timers[fact.index]
+    timer.is_fired = True
+    timer.is_skipped = fact.is_skipped
+
+
+def _skip_kept(state: RunState, fact: SkipKept) -> None:
+    state.kept_skips.append(fact.skip)
+
+
+def _drop_skips(state: RunState, execution_id: str) -> None:
+    if state.kept_skips:
+        state.kept_skips = [s for s in state.kept_skips if s.execution_id != execution_id]
+
+
+def _config_changed(state: RunState, fact: ConfigChanged) -> None:
+    state.config = fact.config
+    state.is_async_default = fact.is_async_default
 
 
 def _won(state: RunState, fact: WaitWon) -> None:
@@ -392,6 +426,7 @@ def _execute_entered(state: RunState, fact: ExecuteEntered) -> None:
     step.phase = "execute"
     step.wait_for_failed = fact.wait_for_failed
     _leave_method(step)
+    _drop_skips(state, fact.execution_id)
 
 
 def _leave_method(step: StepExecution) -> None:
@@ -409,6 +444,7 @@ def _leave_method(step: StepExecution) -> None:
 
 def _ended(state: RunState, fact: StepEnded) -> None:
     del state.steps[fact.execution_id]
+    _drop_skips(state, fact.execution_id)
 
 
 def _locals(state: RunState, fact: LocalsKept) -> None:
@@ -469,6 +505,7 @@ def _closed(state: RunState, fact: RunClosed) -> None:
     state.error_message = fact.error_message
     state.next_run_id = fact.next_run_id
     state.steps.clear()
+    state.kept_skips.clear()
     state.channels.clear()
 
 
@@ -490,6 +527,8 @@ def _register() -> None:
         (HeartbeatKept, _heartbeat),
         (WaitBegun, _wait_begun),
         (TimerFired, _timer_fired),
+        (SkipKept, _skip_kept),
+        (ConfigChanged, _config_changed),
         (WaitWon, _won),
         (ExecuteEntered, _execute_entered),
         (StepEnded, _ended),

@@ -165,6 +165,19 @@ class Attempt(msgspec.Struct):
 class TimerState(msgspec.Struct):
     due_ms: int
     is_fired: bool = False
+    is_skipped: bool = False  # a client fired it
+
+
+class KeptSkip(msgspec.Struct, frozen=True):
+    """A client's wish to fire a timer that does not exist yet: by its id, or by its place."""
+
+    execution_id: str
+    condition_id: str
+    index: int = -1
+
+    def is_of(self, index: int, timer: TimerCondition) -> bool:
+        """Whether this is the timer that is meant."""
+        return timer.condition_id == self.condition_id if self.condition_id else index == self.index
 
 
 class Consumed(msgspec.Struct, frozen=True):
@@ -270,6 +283,7 @@ class RunState(msgspec.Struct):
     worker_id: str = ""  # the Worker that served the Flow last
     run_attempt: int = 1
     first_run_id: str = ""  # of a chain of Flow retries; empty if this is it
+    kept_skips: list[KeptSkip] = msgspec.field(default_factory=list)
     next_run_id: str = ""  # the Flow retry that follows this closed run
     timeout: FlowTimeout | None = None
     again: FlowStart | None = None  # what a Flow retry begins with; only with a retry policy

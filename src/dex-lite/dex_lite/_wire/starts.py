@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._machine.model import (
@@ -15,7 +17,7 @@ from dex_lite._machine.model import (
 from dex_lite._wire.limits import Limits, name_fault
 from dex_lite._wire.options import BadRequest, check_enum, movement, retry_policy, step_options
 
-_POLICIES = {
+_POLICIES: dict[int, Literal["fail", "cancel", "handler"]] = {
     pb.FLOW_TIMEOUT_POLICY_UNSPECIFIED: "fail",
     pb.FLOW_TIMEOUT_POLICY_FAIL: "fail",
     pb.FLOW_TIMEOUT_POLICY_CANCEL: "cancel",
@@ -110,7 +112,7 @@ def _timeout(
         )
     return FlowTimeout(
         after_ms=request.flow_timeout_seconds * 1_000,
-        policy=_POLICIES[policy],  # type: ignore[arg-type]
+        policy=_POLICIES[policy],
         handler=handler,
         raw=options.timeout_handler_options.SerializeToString() if has_options else b"",
     )
@@ -135,3 +137,19 @@ def _handler_options(options: pb.FlowTimeoutHandlerOptions) -> pb.StepOptions:
     if options.HasField("failure_proceed_step_options"):
         mapped.execute_failure_proceed_step_options.CopyFrom(options.failure_proceed_step_options)
     return mapped
+
+
+def changed_config(config: bytes, change: pb.FlowConfig) -> tuple[bytes, bool]:
+    """A config with the fields of the change put over it, and whether Steps are ASYNC by default.
+
+    Raises:
+        BadRequest: The change names what does not exist.
+    """
+    check_config(change)
+    merged = pb.FlowConfig.FromString(config)
+    for field in ("worker_target", "attribute_store_names"):
+        if change.HasField(field):
+            merged.ClearField(field)
+    merged.MergeFrom(change)
+    check_config(merged)
+    return merged.SerializeToString(), merged.step_durability == pb.STEP_DURABILITY_ASYNC

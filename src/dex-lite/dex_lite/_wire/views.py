@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dex.dexpb import dex_pb2 as pb
 
-from dex_lite._machine.model import RunState, StepExecution
+from dex_lite._machine.model import RunState, StepExecution, TimerState
 from dex_lite._wire.history import movement_message
 
 
@@ -35,6 +35,12 @@ def flow_state(state: RunState) -> pb.GetFlowStateResponse:
     return response
 
 
+def _timer_status(timer: TimerState) -> pb.InternalTimerStatus:
+    if timer.is_skipped:
+        return pb.INTERNAL_TIMER_STATUS_SKIPPED
+    return pb.INTERNAL_TIMER_STATUS_FIRED if timer.is_fired else pb.INTERNAL_TIMER_STATUS_PENDING
+
+
 def _fill_step(view: pb.ActiveStepExecutionState, step: StepExecution) -> None:
     view.step_execution_id = step.execution_id
     view.from_step_execution_id = step.source_id
@@ -48,11 +54,7 @@ def _fill_step(view: pb.ActiveStepExecutionState, step: StepExecution) -> None:
         for index, (timer, timer_state) in enumerate(
             zip(step.condition.timers, step.timers, strict=True)
         ):
-            status = (
-                pb.INTERNAL_TIMER_STATUS_FIRED
-                if timer_state.is_fired
-                else pb.INTERNAL_TIMER_STATUS_PENDING
-            )
+            status = _timer_status(timer_state)
             view.timers.add(
                 condition_id=timer.condition_id,
                 firing_unix_timestamp_seconds=-(-timer_state.due_ms // 1_000),
