@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.llm_agent import LlmAgent
+from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.tools.tool_context import ToolContext
 
 from dex_agents import (
@@ -17,11 +19,13 @@ from dex_agents import (
     AgentSessionFlow,
     CompactionPolicy,
     HistorySummary,
+    MessageRole,
     ToolEffect,
 )
+from dex_agents._session.compaction import size_of
 from dex_agents.testing import private_engine, read_step_history, step_shape
-from dex_agents_google_adk import adk_agent_session_flow
-from support.adk_oracle import ScriptedLlm, call, request_json, text
+from dex_agents_google_adk import AdkAgentRunner, adk_agent_session_flow
+from support.adk_oracle import ScriptedLlm, answer, call, request_json, text
 from support.serving import serve
 from support.tree_oracle import TreeLlm, TreeWorld
 
@@ -38,8 +42,6 @@ class Summarizer(ScriptedLlm):
         self.world.requests.append(request_json(llm_request))
         if len(self.world.requests) <= self.fails:
             raise RuntimeError("no summary today")
-        from support.adk_oracle import answer
-
         yield answer(text(f"summary {len(self.world.requests)}"))
 
 
@@ -211,6 +213,83 @@ async def test_an_open_task_blocks_compaction(tmp_path: Path) -> None:
         await sessions.send_user_message("s", BULK)
         await sessions.wait_for_turn("s", 10, timeout_s=TURN_S)
     assert summaries.requests
+
+
+async def test_a_session_from_before_the_policy_compacts_behind_it(tmp_path: Path) -> None:
+    world = TreeWorld({"root": [text(f"{n} {BULK}") for n in range(20)]})
+    summaries = TreeWorld({})
+    plain = adk_agent_session_flow(
+        LlmAgent(name="root", model=TreeLlm(world=world)), flow_type="Long"
+    )
+    async with private_engine(tmp_path / "e.db") as engine:
+        async with serve(engine.address, plain, tmp_path) as sessions:
+            await talk(sessions, [f"old {number} {BULK}" for number in range(7)])
+        assert "old 0" in json.dumps(world.requests_of("root")[-1]["contents"])
+        async with serve(engine.address, make(world, summaries), tmp_path) as sessions:
+            await sessions.send_user_message("s", f"new {BULK}")
+            await sessions.wait_for_turn("s", 8, timeout_s=TURN_S)
+    assert len(summaries.requests) == 1
+    last = json.dumps(world.requests_of("root")[-1]["contents"])
+    assert "Summary of the conversation so far:" in last
+    assert "old 0" not in last
+
+
+async def test_without_a_summary_model_the_first_agent_s_is_asked(tmp_path: Path) -> None:
+    first = TreeWorld({"first": [text(f"{n} {BULK}") for n in range(20)]})
+    second = TreeWorld({"second": [text(f"{n} {BULK}") for n in range(20)]})
+    asked: list[str] = []
+
+    class Summing(TreeLlm):
+        async def generate_content_async(self, llm_request: Any, stream: bool = False) -> Any:
+            if not (llm_request.config.labels or {}).get("adk_agent_name"):
+                asked.append(self.model)
+                yield answer(text("a summary"))
+                return
+            async for response in super().generate_content_async(llm_request, stream):
+                yield response
+
+    agents: list[BaseAgent] = [
+        LlmAgent(name="first", model=Summing(world=first, model="first-model")),
+        LlmAgent(name="second", model=Summing(world=second, model="second-model")),
+    ]
+    flow = adk_agent_session_flow(
+        SequentialAgent(name="root", sub_agents=agents),
+        flow_type="Pair",
+        compaction=CompactionPolicy(context_window_tokens=4_000, kept_turns=1),
+    )
+    async with (
+        private_engine(tmp_path / "e.db") as engine,
+        serve(engine.address, flow, tmp_path) as sessions,
+    ):
+        await talk(sessions, [BULK] * 6)
+    assert asked
+    assert set(asked) == {"first-model"}
+
+
+def test_the_estimate_counts_bytes_instructions_tools_and_the_reserve() -> None:
+    message = AgentMessage(role=MessageRole.USER, framework_item={"a": "é"}, text="é")
+    assert size_of([message]) == len('{"a":"é"}'.encode())
+    policy = CompactionPolicy(context_window_tokens=1_000, trigger_ratio=0.5)
+    assert not policy.is_due(1_499, 0)  # 499 tokens
+    assert policy.is_due(1_500, 0)
+    assert policy.is_due(1_200, 100)
+    reserving = CompactionPolicy(1_000, trigger_ratio=0.5, reserved_input_tokens=100)
+    assert not reserving.is_due(1_197, 0)
+    assert reserving.is_due(1_200, 0)
+
+    def look(order: str) -> str:
+        """Look at an order."""
+        return order
+
+    def overhead(**fields: Any) -> int:
+        model = ScriptedLlm(world=TreeWorld({}))
+        return AdkAgentRunner(
+            LlmAgent(name="root", model=model, **fields)
+        ).estimated_overhead_tokens()
+
+    bare = overhead()
+    assert overhead(instruction="x" * 300) == bare + 100
+    assert overhead(tools=[look]) > bare
 
 
 @pytest.mark.parametrize(

@@ -372,12 +372,16 @@ async def test_plugin_rewrites_user_message() -> None:
         async def on_user_message_callback(self, *, user_message: Any, **_: Any) -> Any:
             return types.Content(role="user", parts=[types.Part(text="rewritten")])
 
-    world = World([call("a", x="1"), text("done")])
+    world = World([call("a", x="1"), text("done"), text("more")])
     app = App(name="x", root_agent=abc(world), plugins=[Rewriter("rewriter")])
     driver = Driver(AdkAgentRunner(app, **READ), world)
     await driver.turn("original")
-    for request in world.requests:
+    for request in world.requests[:2]:
         assert request["contents"][0]["parts"][0]["text"] == "rewritten"
+    await driver.turn("second")
+    shown = [content["parts"][0].get("text") for content in world.requests[-1]["contents"]]
+    assert shown[0] == "original"  # the stored message, as nobody rewrote it
+    assert shown[-1] == "rewritten"
     assert driver.history[0].text == "original"
     assert driver.history[0].framework_item["content"]["parts"] == [{"text": "original"}]
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
 
 from dex_agents import AgentMessage, AgentSessionClient, InterruptError, SessionError
 from dex_agents.testing import PrivateEngine, WorkerProcess, is_failpoint_reached, private_engine
@@ -27,6 +26,7 @@ from e2e.invariants import (
     check_no_answer_asked_again,
     check_requests,
 )
+from support.serving import client_of
 
 TURN_S = 60.0
 ORDERS = ("order-1", "order-2")
@@ -103,17 +103,11 @@ class Scene:
 @contextlib.asynccontextmanager
 async def scene(folder: Path) -> AsyncIterator[Scene]:
     """A private engine and a client."""
-    async with private_engine(folder / "engine.db") as engine:
-        flow = build_flow(folder)
-        client = AsyncClient(
-            Registry([flow], allow_async_handlers=True),
-            open_blob_cache(BlobCacheConfig(str(folder / "client-cache"), 1 << 20)),
-            ClientOptions(server_address=engine.address, worker_target=WorkerTarget(pull=True)),
-        )
-        try:
-            yield Scene(engine, folder, AgentSessionClient(client, flow))
-        finally:
-            await client.close()
+    async with (
+        private_engine(folder / "engine.db") as engine,
+        client_of(engine.address, build_flow(folder), folder / "client-cache") as sessions,
+    ):
+        yield Scene(engine, folder, sessions)
 
 
 async def check(stage: Scene, kills: int) -> dict[str, Counter[str]]:

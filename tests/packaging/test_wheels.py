@@ -203,7 +203,9 @@ out = {{}}
 for name, package in {DISTRIBUTIONS!r}.items():
     module = importlib.import_module(package)
     out[name] = [metadata.version(name), module.__file__, sorted(getattr(module, "__all__", []))]
-import dex_agents.testing, dex_agents_google_adk.demo, dex, google.adk
+import dex_agents_google_adk.demo, dex, google.adk
+from dex_agents.s3 import S3MediaStore
+from dex_agents.testing import read_step_history
 out["scripts"] = sorted(
     e.name
     for e in metadata.entry_points(group="console_scripts")
@@ -225,6 +227,48 @@ print(json.dumps(out))
         "idempotency_key_for_tool_call",
     } <= set(out["dex-agents-google-adk"][2])
     assert out["scripts"] == ["dex-agents-demo", "dex-lite"]
+
+
+CONSUMER = """
+from datetime import timedelta
+from dex import AsyncClient
+from dex_agents import AgentSessionClient, AgentSessionFlow, ToolEffect, ToolPolicy
+
+async def use(client: AsyncClient, flow: AgentSessionFlow) -> str:
+    sessions = AgentSessionClient(client, flow)
+    await sessions.start_session("s", "hello")
+    snapshot = await sessions.wait_for_turn("s", 1, timeout_s=10)
+    return "" if snapshot.last_turn is None else snapshot.last_turn.final_text
+
+policy: ToolPolicy = ToolPolicy(ToolEffect.READ)
+"""
+WRONG = 'from dex_agents import ToolPolicy\nwrong = ToolPolicy(effect="read", timeout=3)\n'
+
+
+def test_a_strict_type_check_of_a_consumer_passes_and_finds_what_is_wrong(
+    fresh_python: Path, tmp_path: Path
+) -> None:
+    for source, code in ((CONSUMER, 0), (WRONG, 1)):
+        (tmp_path / "consumer.py").write_text(source)
+        checked = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "mypy",
+                "--strict",
+                "--python-executable",
+                fresh_python,
+                "consumer.py",
+            ],
+            cwd=tmp_path,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert checked.returncode == code, checked.stdout
+    assert "consumer.py:2: error" in checked.stdout
+    assert checked.stdout.count("error:") == 2, checked.stdout
 
 
 def test_scripts_of_the_installed_wheels_start(fresh_python: Path, tmp_path: Path) -> None:

@@ -47,3 +47,19 @@ async def serve_client(
         await client.close()
         await worker.stop()
         await serving
+
+
+@contextlib.asynccontextmanager
+async def client_of(
+    address: str, flow: AgentSessionFlow, cache_folder: Path
+) -> AsyncIterator[AgentSessionClient]:
+    """A client of sessions that other processes serve."""
+    client = AsyncClient(
+        Registry([flow], allow_async_handlers=True),
+        open_blob_cache(BlobCacheConfig(str(cache_folder), 1 << 20)),
+        ClientOptions(server_address=address, worker_target=WorkerTarget(pull=True)),
+    )
+    try:
+        yield AgentSessionClient(client, flow)
+    finally:
+        await client.close()
