@@ -53,6 +53,10 @@ MESSAGE_ID: dict[str, Command] = {
     "send_user_message": lambda c, v: c.send_user_message("s", "hi", message_id=v),
     "steer_user_message": lambda c, v: c.steer_user_message("s", "hi", message_id=v),
 }
+ANSWER_ID: dict[str, Command] = {
+    "resolve_interrupt": lambda c, v: c.resolve_interrupt("s", "i", approved=True, answer_id=v),
+    "answer_question": lambda c, v: c.answer_question("s", "i", 1, answer_id=v),
+}
 INTERRUPT_ID: dict[str, Command] = {
     "resolve_interrupt": lambda c, v: c.resolve_interrupt("s", v, approved=True),
     "answer_question": lambda c, v: c.answer_question("s", v, 1),
@@ -163,6 +167,14 @@ CASES: list[tuple[dict[str, Command], Any, str]] = [
         "message_id has 201 characters, at most 200 are taken; leave it out and one is made",
     ),
     (MESSAGE_ID, LONE, f"message_id {SURROGATE}"),
+    (ANSWER_ID, 7, "answer_id must be a str, got int"),
+    (ANSWER_ID, "", "answer_id must not be blank"),
+    (
+        ANSWER_ID,
+        "x" * 201,
+        "answer_id has 201 characters, at most 200 are taken; leave it out and one is made",
+    ),
+    (ANSWER_ID, LONE, f"answer_id {SURROGATE}"),
     (INTERRUPT_ID, None, f"interrupt_id must be a str, got NoneType; {PENDING}"),
     (INTERRUPT_ID, " ", f"interrupt_id must not be blank; {PENDING}"),
     (TURN_ID, 1, f"turn_id must be like 't12', got 1; {TAKE_TURN}"),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from dex_agents import AgentMessage, AgentSessionClient, InterruptError, SessionError
+from dex_agents import AgentMessage, AgentSessionClient, SessionUnavailableError
 from dex_agents.testing import PrivateEngine, WorkerProcess, is_failpoint_reached, private_engine
 from e2e.chaos_agent import build_flow
 from e2e.invariants import (
@@ -72,25 +72,20 @@ class Scene:
                 assert snapshot.last_turn.error == ""
                 return
             for interrupt in snapshot.pending_interrupts:
-                # A repeated answer, after one whose confirmation was lost, is refused and changes nothing.
-                with contextlib.suppress(InterruptError):
-                    await self._until(
-                        deadline,
-                        lambda i=interrupt.interrupt_id: self.sessions.resolve_interrupt(
-                            "s", i, approved=True
-                        ),
-                    )
+                # Its id makes an answer whose confirmation was lost count once.
+                await self._until(
+                    deadline,
+                    lambda i=interrupt.interrupt_id: self.sessions.resolve_interrupt(
+                        "s", i, approved=True, answer_id=i
+                    ),
+                )
 
     @staticmethod
     async def _until(deadline: float, call):  # type: ignore[no-untyped-def]
-        from dex import DexServiceError, WorkerInvocationError
-
         while True:
             try:
                 return await call()
-            except InterruptError:
-                raise
-            except (DexServiceError, WorkerInvocationError, SessionError):
+            except SessionUnavailableError:
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.05)

@@ -69,7 +69,17 @@ class SessionClosedError(SessionError):
 
 
 class SessionUnavailableError(SessionError):
-    """No Worker or no engine answered in time; the command may have been taken, or not."""
+    """No Worker or no engine answered in time; the command may have been taken, or not.
+
+    Attributes:
+        command_id: What to repeat the command with, so that it acts once: the ``message_id`` of a
+            message, the ``answer_id`` of an answer, the ``turn_id`` of a cancel. Empty where the
+            same call again needs none.
+    """
+
+    def __init__(self, message: str, *, command_id: str = "") -> None:
+        super().__init__(message)
+        self.command_id = command_id
 
 
 class InterruptError(SessionError):

@@ -74,8 +74,8 @@ class AgentSessionClient:
             SessionNotFoundError, SessionClosedError: There is no open session of this id.
             InvalidInputError: The text or an id is refused, or too many messages wait; nothing was
                 stored.
-            SessionUnavailableError: No Worker or no engine took it in time; send it again with the
-                same ``message_id``.
+            SessionUnavailableError: No Worker or no engine took it in time; send it again with its
+                ``command_id`` as ``message_id``.
         """
         checks.check_session_id(session_id)
         self._check_text("text", text)
@@ -98,8 +98,8 @@ class AgentSessionClient:
             SessionNotFoundError, SessionClosedError: There is no open session of this id.
             InvalidInputError: The text or an id is refused, or too many messages wait; nothing was
                 stored.
-            SessionUnavailableError: No Worker or no engine took it in time; send it again with the
-                same ``message_id``.
+            SessionUnavailableError: No Worker or no engine took it in time; send it again with its
+                ``command_id`` as ``message_id``.
         """
         checks.check_session_id(session_id)
         self._check_text("text", text)
@@ -138,8 +138,8 @@ class AgentSessionClient:
         open.
 
         Args:
-            turn_id: ``snapshot.turn_id`` of the turn that is meant; another one is left alone. With
-                it the call may be repeated safely.
+            turn_id: ``snapshot.turn_id`` of the turn that is meant; another one is left alone. The
+                same call again says the same. Without it the turn that is open now is meant.
 
         Returns:
             Whether a cancel ended the turn; of several at once each says so. ``False``: no turn
@@ -149,7 +149,7 @@ class AgentSessionClient:
             SessionNotFoundError, SessionClosedError: There is no open session of this id.
             InvalidInputError: An argument is refused.
             SessionUnavailableError: No Worker or no engine answered in time; the turn may have been
-                stopped. Call again, with its ``turn_id``.
+                stopped. Call again with its ``command_id`` as ``turn_id``.
         """
         checks.check_session_id(session_id)
         if turn_id is not None:
@@ -185,6 +185,7 @@ class AgentSessionClient:
         payload: Json = None,
         arguments_digest: str | None = None,
         arguments: Mapping[str, Json] | None = None,
+        answer_id: str | None = None,
     ) -> None:
         """Answer a pending approval; the answer acts once.
 
@@ -196,11 +197,16 @@ class AgentSessionClient:
                 refused if the call's arguments are others.
             arguments: Approves the call with these arguments in place of the model's; at most 64 KiB
                 of JSON. The model sees both.
+            answer_id: Hand the same id again to repeat a call whose own answer was lost: it counts
+                once, and is no second answer, up to the end of the turn after.
 
         Raises:
             InterruptError: It is not pending, was already answered, has expired, or is another one
                 than shown; nothing changed, and the text says which.
+            SessionNotFoundError, SessionClosedError: There is no open session of this id.
             InvalidInputError: An argument is refused; nothing was stored.
+            SessionUnavailableError: No Worker or no engine took it in time; call again with its
+                ``command_id`` as ``answer_id``.
         """
         checks.check_session_id(session_id)
         checks.check_interrupt_id(interrupt_id)
@@ -219,19 +225,23 @@ class AgentSessionClient:
             "arguments_digest": arguments_digest,
             "arguments": None if arguments is None else dict(arguments),
         }
-        await commands.answer_interrupt(self._connection, session_id, interrupt_id, given)
+        await self._answer(session_id, interrupt_id, answer_id, given)
 
-    async def answer_question(self, session_id: str, interrupt_id: str, answer: Json) -> None:
+    async def answer_question(
+        self, session_id: str, interrupt_id: str, answer: Json, *, answer_id: str | None = None
+    ) -> None:
         """Answer a pending interrupt that asks for more than an approval; the answer acts once.
 
         Args:
             answer: A JSON object, or a number, text, list or truth value, which the agent gets as
                 ``{"result": answer}``. ``None`` is no answer.
+            answer_id: As in :meth:`resolve_interrupt`.
 
         Raises:
             InterruptError: It is not pending, was already answered, has expired, asks for an
                 approval, or the answer does not fit its ``response_schema``; nothing changed.
-            InvalidInputError: An argument is refused; nothing was stored.
+            SessionNotFoundError, SessionClosedError, InvalidInputError, SessionUnavailableError:
+                As in :meth:`resolve_interrupt`.
         """
         checks.check_session_id(session_id)
         checks.check_interrupt_id(interrupt_id)
@@ -239,7 +249,17 @@ class AgentSessionClient:
         is_wrapped = not isinstance(answer, dict)
         value = {"result": answer} if is_wrapped else answer
         given = {"value": value, "is_wrapped": is_wrapped}
-        await commands.answer_interrupt(self._connection, session_id, interrupt_id, given)
+        await self._answer(session_id, interrupt_id, answer_id, given)
+
+    async def _answer(
+        self, session_id: str, interrupt_id: str, answer_id: str | None, given: dict[str, Json]
+    ) -> None:
+        if answer_id is None:
+            answer_id = uuid.uuid4().hex
+        checks.check_command_id("answer_id", answer_id)
+        await commands.answer_interrupt(
+            self._connection, session_id, interrupt_id, answer_id, given
+        )
 
     async def list_messages(
         self, session_id: str, *, before_turn: int | None = None, turns: int = 20

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +27,7 @@ from dex_agents._errors import (
 )
 from dex_agents._session import resources
 from dex_agents._session.checks import is_interrupt_id
-from dex_agents._session.connection import SessionConnection
+from dex_agents._session.connection import SessionConnection, closed
 from dex_agents._session.encoding import encode
 from dex_agents._session.failures import clean_text
 from dex_agents._session.reading import snapshot_data, stored_snapshot
@@ -51,6 +52,17 @@ _WAIT_REFUSALS = {
         "queue the message with send_user_message"
     ),
 }
+
+
+@contextlib.contextmanager
+def _repeated_with(name: str, value: str) -> Iterator[None]:
+    """Says in the error of a lost answer how the command acts once."""
+    try:
+        yield
+    except SessionUnavailableError as error:
+        raise SessionUnavailableError(
+            f"{error}; with {name}={value!r} the same call again acts once", command_id=value
+        ) from error
 
 
 async def start(
@@ -84,7 +96,8 @@ async def send(
     accepted = resources.accepted.load(message_digest(message_id))
     options = RPCInvokeOptions(load_attribute_map_instances=(accepted,))
     message = {"id": message_id, "text": text, "images": list(images)}
-    answer = await connection.command(rpc, session_id, message, options)
+    with _repeated_with("message_id", message_id):
+        answer = await connection.command(rpc, session_id, message, options)
     if refused := answer.get("refused"):
         raise InvalidInputError(
             f"session {session_id!r} has {answer['waiting']} messages that wait for "
@@ -93,18 +106,26 @@ async def send(
 
 
 async def answer_interrupt(
-    connection: SessionConnection, session_id: str, interrupt_id: str, given: dict[str, Json]
+    connection: SessionConnection,
+    session_id: str,
+    interrupt_id: str,
+    answer_id: str,
+    given: dict[str, Json],
 ) -> None:
     """Answer an interrupt, which alone is locked meanwhile."""
     if not is_interrupt_id(interrupt_id):
         raise InterruptError(f"interrupt {interrupt_id!r:.200} {_ANSWER_REFUSALS['not_pending']}")
     options = RPCInvokeOptions(
         lock_attribute_map_instances=(resources.interrupts.lock(interrupt_id),),
-        load_attribute_map_instances=(resources.interrupts.load(interrupt_id),),
+        load_attribute_map_instances=(
+            resources.interrupts.load(interrupt_id),
+            resources.asked.load(interrupt_id),
+        ),
     )
     rpc = connection.flow.resolve_interrupt_rpc
-    request = {"interrupt_id": interrupt_id, **given}
-    answer = await connection.command(rpc, session_id, request, options)
+    request = {"interrupt_id": interrupt_id, "answer_id": answer_id, **given}
+    with _repeated_with("answer_id", answer_id):
+        answer = await connection.command(rpc, session_id, request, options)
     refused = answer.get("refused")
     if not refused:
         return
@@ -118,23 +139,35 @@ async def answer_interrupt(
 
 async def cancel(connection: SessionConnection, session_id: str, turn_id: str | None) -> bool:
     """End the open turn, or only the given one, and wait for its end."""
-    rpc = connection.flow.cancel_turn_rpc
-    answer = await connection.command(rpc, session_id, {"turn_id": turn_id})
-    cancelled = answer["turn_id"]
-    if not cancelled:
+    if turn_id is None:
+        # Named before it is cancelled, so that the same again cannot hit the turn behind it.
+        turn_id = await _open_turn(connection, session_id)
+    if not turn_id:
         return False
-    try:
-        await wait_for_turns(connection, session_id, turn_number(cancelled), _CANCEL_S)
-    except TurnWaitTimeoutError:
-        raise SessionUnavailableError(
-            f"turn {cancelled} of session {session_id!r} was stopped, and its end is stored as "
-            f"soon as a Worker takes it; {_serves(connection)}"
-        ) from None
-    except SessionClosedError:
-        pass  # closed in between; the snapshot still tells
-    newest = (await snapshot_data(connection, session_id))["cancelled_turn"]
+    rpc = connection.flow.cancel_turn_rpc
+    with _repeated_with("turn_id", turn_id):
+        answer = await connection.command(rpc, session_id, {"turn_id": turn_id})
+        if not answer["turn_id"]:
+            return False
+        try:
+            await wait_for_turns(connection, session_id, turn_number(turn_id), _CANCEL_S)
+        except TurnWaitTimeoutError:
+            raise SessionUnavailableError(
+                f"turn {turn_id} of session {session_id!r} was stopped, and its end is stored as "
+                f"soon as a Worker takes it; {_serves(connection)}"
+            ) from None
+        except SessionClosedError:
+            pass  # closed in between; the snapshot still tells
+        newest = (await snapshot_data(connection, session_id))["cancelled_turn"]
     # A later turn was cancelled meanwhile: what became of this one is no longer kept apart.
-    return bool(newest) and turn_number(newest) >= turn_number(cancelled)
+    return bool(newest) and turn_number(newest) >= turn_number(turn_id)
+
+
+async def _open_turn(connection: SessionConnection, session_id: str) -> str:
+    data = await snapshot_data(connection, session_id)
+    if data["closing"] is not None or not await connection.is_open(session_id):
+        raise closed(session_id)
+    return str(data["turn_id"])
 
 
 async def close(connection: SessionConnection, session_id: str, reason: str) -> ClosedSession:

@@ -32,6 +32,12 @@ from dex_agents._session.encoding import decode, encode
 from dex_agents._session.flow import AgentSessionFlow
 
 _LOCK_TRIES = 40
+# What gRPC calls an engine that is not there, or that went away before it had answered.
+_ENGINE_AWAY = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
 _NO_OPTIONS = RPCInvokeOptions()
 
 
@@ -114,7 +120,7 @@ class SessionConnection:
         except FlowNotActiveOrNotFoundError:
             if await self.is_open(session_id):
                 raise SessionUnavailableError(
-                    f"session {session_id!r} could not be reached, try again"
+                    f"session {session_id!r} could not be reached; call again"
                 ) from None
             raise closed(session_id) from None
         except WorkerInvocationError as error:
@@ -125,7 +131,7 @@ class SessionConnection:
                 f"Worker serves Flow type {self.flow.get_flow_type()}, then call again"
             ) from error
         except DexServiceError as error:
-            if error.code is not grpc.StatusCode.UNAVAILABLE:
+            if error.code not in _ENGINE_AWAY:
                 raise
             raise SessionUnavailableError(
                 f"the engine could not be reached for session {session_id!r}: {error.detail}; "

@@ -18,7 +18,7 @@ from dex import (
 )
 
 from dex_agents._contract import AgentFrameworkRunner, HistoryCompactor, InterruptKind
-from dex_agents._session import resources, steering, step_options
+from dex_agents._session import interrupts, resources, steering, step_options
 from dex_agents._session.compaction import CompactionPolicy
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.options import AgentSessionOptions, check_duration
@@ -161,6 +161,7 @@ class AgentSessionFlow(Flow[bytes]):
             resources.records,
             resources.call_notes,
             resources.interrupts,
+            resources.asked,
             resources.unapproved,
             resources.accepted,
             resources.steering,
@@ -246,11 +247,13 @@ class AgentSessionFlow(Flow[bytes]):
 
     @rpc(name="resolve_interrupt")
     def resolve_interrupt_rpc(self, context: Context, answer: bytes) -> RPCResult[bytes]:
-        """Answer an interrupt; the caller locks and loads it."""
+        """Answer an interrupt; the caller locks and loads it, and loads its mark."""
         if resources.closing.get(context):
             return _CLOSED
         given = decode(answer)
         interrupt_id = given["interrupt_id"]
+        if interrupts.has_taken(context, interrupt_id, given):
+            return RPCResult(encode({}))
         stored = resources.interrupts.get(context, interrupt_id)
         if not stored:
             return RPCResult(encode({"refused": "not_pending"}))
@@ -272,6 +275,7 @@ class AgentSessionFlow(Flow[bytes]):
             names = ("approved", "message", "payload", "arguments")
             interrupt.answer = {name: given.get(name) for name in names}
         resources.interrupts.set(context, interrupt_id, encode(interrupt.to_json()))
+        interrupts.note_answer(context, interrupt_id, given)
         resources.answers.publish(context, interrupt_id, encode({}))
         return RPCResult(encode({}))
 
@@ -287,7 +291,10 @@ class AgentSessionFlow(Flow[bytes]):
             return _CLOSED
         wanted = decode(request)["turn_id"]
         stored = resources.header.get(context)
-        turn_id = Header.from_json(decode(stored)).turn_id if stored else ""
+        header = Header.from_json(decode(stored)) if stored else Header()
+        turn_id = header.turn_id
+        if wanted and wanted == header.cancelled_turn:
+            return RPCResult(encode({"turn_id": wanted}))  # asked again, its answer was lost
         if not turn_id or wanted not in (None, turn_id):
             return RPCResult(encode({"turn_id": ""}))
         resources.cancel_asked.set(context, turn_id)

@@ -35,6 +35,10 @@ call_notes = AttributeMap("call_notes", bytes)
 """The short form of each such record, for the note of a failed turn."""
 interrupts = AttributeMap("interrupts", bytes)
 """What a person is asked, by interrupt id."""
+asked = AttributeMap("asked", bytes)
+"""A mark for each interrupt, and the digest of the answer that it took. It outlives the interrupt, so
+that an answer whose confirmation was lost can be given again.
+"""
 unapproved = AttributeMap("unapproved", bytes)
 """An empty mark for each interrupt: its call has provably not started. Small, unlike those."""
 

@@ -50,7 +50,7 @@ def wait_for_message() -> StepOptions:
     return replace(
         pure_step(),
         execute_lock_attributes=(resources.header.lock(),),
-        execute_load_attribute_maps=(resources.steering,),
+        execute_load_attribute_maps=(resources.steering, resources.asked),
     )
 
 

@@ -37,7 +37,7 @@ from dex_agents._errors import (
     ToolNotStartedError,
     ToolOutcomeUnknownError,
 )
-from dex_agents._session import resources, step_options
+from dex_agents._session import interrupts, resources, step_options
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.events import StepEvents
 from dex_agents._session.failures import (
@@ -113,9 +113,7 @@ def _ask(context: AsyncContext, flow: AgentSessionFlow, task: CallTask) -> StepM
     """To the wait for an answer, which somebody can give from this commit on."""
     allowed_s = flow.interrupt_deadline_s
     asking = replace(task, deadline_ms=None if allowed_s is None else now_ms() + allowed_s * 1_000)
-    resources.interrupts.set(
-        context, asking.interrupt_id, encode(stored_interrupt(asking).to_json())
-    )
+    interrupts.store(context, asking.interrupt_id, encode(stored_interrupt(asking).to_json()))
     # Steps side by side may write this, so it does not count on what they have read.
     revision = resources.revision.get(context) or 0
     resources.revision.set(context, max(revision + 1, now_ms()))

@@ -32,7 +32,7 @@ from dex_agents._contract import (
 )
 from dex_agents._errors import AgentTurnError
 from dex_agents._media.reference import references_from_json
-from dex_agents._session import resources, steering, step_options
+from dex_agents._session import interrupts, resources, steering, step_options
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.events import StepEvents
 from dex_agents._session.failures import (
@@ -116,6 +116,7 @@ class AwaitUserMessage(Step[bytes]):
             # The client sent it again because it did not hear that the first one had arrived.
             return go_to_many(step_options.await_user_message(self._flow))
         header.turns_started += 1
+        interrupts.forget_before(context, header.turns_started)
         header.turn_id = f"t{header.turns_started}"
         images = references_from_json(message.get("images"))
         built = build_user_message(self._flow, message["text"], images)
@@ -276,7 +277,7 @@ class RunModel(Step[bytes]):
         run_state = encoded("run_state", outcome.run_state)
         tasks = self._tasks(context.flow_id, state, batch, before.turn_id, has_context, outcome)
         starting = lanes(tasks, self._flow.options.max_parallel_calls)
-        interrupts = {
+        questions = {
             task.interrupt_id: encoded("a call", stored_interrupt(task).to_json())
             for task in starting
             if waits_first(task)
@@ -290,7 +291,7 @@ class RunModel(Step[bytes]):
         calls = [encoded(f"a call of {task.call.tool_name}", task.to_json()) for task in tasks]
         check_size(
             "the calls of this response and what they need",
-            (tool_context, run_state, *interrupts.values(), *calls),
+            (tool_context, run_state, *questions.values(), *calls),
         )
         state.open_calls = [
             open_call(call.call_id, call.tool_name, call.effect) for call in outcome.calls
@@ -299,11 +300,11 @@ class RunModel(Step[bytes]):
         self._store(context, before, state, run_state)
         if has_context:
             resources.tool_contexts.set(context, batch, tool_context)
-        for interrupt_id, interrupt in interrupts.items():
-            resources.interrupts.set(context, interrupt_id, interrupt)
-        for interrupt_id in (*interrupts, *sorted(unstarted)):
+        for interrupt_id, question in questions.items():
+            interrupts.store(context, interrupt_id, question)
+        for interrupt_id in (*questions, *sorted(unstarted)):
             resources.unapproved.set(context, interrupt_id, encode(None))
-        if interrupts:
+        if questions:
             grow_revision(context)
         after = Round(before.turn_id, batch, len(tasks), has_context, before.summarized_turns)
         return go_to_many(*map(self._movement, starting), step_options.resume_turn(after))

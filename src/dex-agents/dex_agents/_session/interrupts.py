@@ -1,0 +1,48 @@
+"""The marks that interrupts leave, so that an answer may be given again when nobody heard it counted.
+
+An interrupt goes when its answer is taken in. Its mark stays through the turn that follows, and
+with the next one whatever is left of the interrupts of turns that have ended goes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dex import AsyncContext, Context
+
+from dex_agents._contract import Json
+from dex_agents._session import resources
+from dex_agents._session.encoding import decode, encode
+from dex_agents._session.records import message_digest, turn_number
+
+
+def store(context: AsyncContext, interrupt_id: str, interrupt: bytes) -> None:
+    """Ask a person; answerable from this commit on."""
+    resources.interrupts.set(context, interrupt_id, interrupt)
+    resources.asked.set(context, interrupt_id, encode(None))
+
+
+def has_taken(context: Context, interrupt_id: str, given: Mapping[str, Json]) -> bool:
+    """Whether an interrupt has taken just this answer, by its id."""
+    answer_id = given.get("answer_id")
+    mark = resources.asked.get(context, interrupt_id)
+    if not mark or not answer_id:
+        return False
+    return bool(decode(mark) == message_digest(answer_id))
+
+
+def note_answer(context: Context, interrupt_id: str, given: Mapping[str, Json]) -> None:
+    """Remember which answer an interrupt has taken."""
+    answer_id = given.get("answer_id")  # earlier clients give none
+    if answer_id:
+        resources.asked.set(context, interrupt_id, encode(message_digest(answer_id)))
+
+
+def forget_before(context: AsyncContext, opening_turn: int) -> None:
+    """Drop what ended turns have left; of the newest one, answers may still be repeated."""
+    for interrupt_id in resources.asked.get_all_instance_keys(context):
+        asked_in = turn_number(interrupt_id.split(".")[0])
+        if asked_in < opening_turn:
+            resources.interrupts.delete(context, interrupt_id)
+        if asked_in < opening_turn - 1:
+            resources.asked.delete(context, interrupt_id)
