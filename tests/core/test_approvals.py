@@ -173,9 +173,14 @@ async def test_an_announced_interrupt_can_be_answered(stages: Stages) -> None:
                     break
         assert types == [
             "turn_started",
+            "model_call_started",
+            "model_call_finished",
+            "tool_call_requested",
             "interrupt_requested",
             "tool_call_finished",
+            "model_call_started",
             "text_delta",
+            "model_call_finished",
             "turn_completed",
         ]
         assert len(seen) == len(types)

@@ -287,15 +287,24 @@ async def test_live_events_carry_turn_step_and_attempt(stages: Stages) -> None:
                     break
         assert [event.type for event in seen] == [
             "turn_started",
+            "model_call_started",
+            "model_call_finished",
+            "tool_call_requested",
             "tool_call_started",
             "tool_call_finished",
+            "model_call_started",
+            "model_call_started",
             "text_delta",
+            "model_call_finished",
             "turn_completed",
         ]
         assert {event.turn_id for event in seen} == {"t1"}
-        assert seen[3].step_execution_id == "RunModel-2"
-        assert seen[3].attempt == 2
-        assert seen[2].data["status"] == "succeeded"
+        assert {event.step_execution_id for event in seen[6:]} == {"RunModel-2"}
+        assert [event.attempt for event in seen[6:]] == [1, 2, 2, 2, 2]
+        assert seen[2].data == {"input_tokens": 3, "output_tokens": 2, "model_calls": 1, "calls": 1}
+        assert seen[3].data["tool_call_id"] == "c0-0"
+        assert seen[5].data["status"] == "succeeded"
+        assert seen[5].data["output"] == await look(stage.runner.executions[0])
 
 
 async def test_two_sessions_do_not_hold_each_other_up(stages: Stages) -> None:

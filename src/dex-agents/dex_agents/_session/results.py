@@ -18,6 +18,8 @@ _PREVIEW_SHARE = 2  # the preview takes at most this fraction of the limit, esca
 ROUND_BYTES = 2 * 1024 * 1024
 """What all results of one response may take together: one ``RunModel`` task carries them all."""
 _LEAST_BYTES = 4 * 1024
+SHOWN_BYTES = 16 * 1024
+"""Characters of JSON that a live event shows of a result."""
 
 
 def result_limit(max_result_bytes: int, calls: int) -> int:
@@ -87,6 +89,15 @@ def fit_output(output: Json, max_bytes: int) -> Json:
         "a tool's result of %d bytes as stored was cut; see AgentSessionOptions.max_result_bytes",
         size,
     )
+    return _cut(output, max_bytes)
+
+
+def shown_output(output: Json) -> Json:
+    """A stored output as live events carry it, cut to :data:`SHOWN_BYTES` like a too large result."""
+    return output if len(encode_text(output)) <= SHOWN_BYTES else _cut(output, SHOWN_BYTES)
+
+
+def _cut(output: Json, max_bytes: int) -> Json:
     text = output if isinstance(output, str) else encode_text(output)
     preview = clean_text(text, max_bytes // _PREVIEW_SHARE)
     # Escaped in storage, one character may take six bytes for each of its own.

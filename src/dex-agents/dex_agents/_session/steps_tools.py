@@ -28,6 +28,7 @@ from dex_agents._contract import (
     InterruptKind,
     InterruptRequest,
     Json,
+    RequestedToolCall,
     ToolCallRecord,
     ToolCallStatus,
     ToolExecutionResult,
@@ -43,6 +44,7 @@ from dex_agents._session.events import StepEvents
 from dex_agents._session.failures import (
     MAX_MODEL_TEXT_BYTES,
     RUNNER_FAILURES,
+    clean_text,
     message_of,
     not_run_record,
     record_after_failure,
@@ -52,8 +54,8 @@ from dex_agents._session.failures import (
 from dex_agents._session.heartbeat import StepHeartbeat, keep_alive
 from dex_agents._session.lanes import skipped_record, split_skipped, waits_first
 from dex_agents._session.notes import finished_call
-from dex_agents._session.records import CallTask, StoredInterrupt, record_to_json
-from dex_agents._session.results import result_limit, succeeded_record
+from dex_agents._session.records import CallTask, StoredInterrupt, arguments_digest, record_to_json
+from dex_agents._session.results import result_limit, shown_output, succeeded_record
 from dex_agents._tracing import SpanPlace
 
 if TYPE_CHECKING:
@@ -127,14 +129,22 @@ def wait_movement(task: CallTask) -> StepMovement[bytes]:
     return step_options.await_tool_approval(task)
 
 
+def call_fields(call: RequestedToolCall) -> dict[str, Json]:
+    """What live events say about a call."""
+    return {
+        "tool_call_id": call.call_id,
+        "tool_name": call.tool_name,
+        "agent_name": call.agent_name,
+    }
+
+
 def finished_event(events: StepEvents, task: CallTask, record: ToolCallRecord) -> None:
-    events.emit(
-        "tool_call_finished",
-        tool_call_id=task.call.call_id,
-        tool_name=task.call.tool_name,
-        agent_name=task.call.agent_name,
-        status=str(record.status),
-    )
+    """Tell how a call ended, with its result as far as that is short."""
+    if record.status is ToolCallStatus.SUCCEEDED:
+        result = {"output": shown_output(record.output)}
+    else:
+        result = {"error": clean_text(record.error or record.rejection_message)}
+    events.emit("tool_call_finished", **call_fields(task.call), status=str(record.status), **result)
 
 
 class AwaitInterrupt(Step[bytes]):
@@ -153,14 +163,18 @@ class AwaitInterrupt(Step[bytes]):
         _failpoints.reach("approval.open")
         # Told here and not by the Step before, whose commit made the interrupt answerable.
         events = StepEvents(self._flow.event_stream, context, task.turn_id)
+        asked = stored_interrupt(task)
         events.emit(
             "interrupt_requested",
-            interrupt_id=task.interrupt_id,
-            kind=str(task.interrupt.kind if task.interrupt else InterruptKind.APPROVAL),
-            tool_call_id=task.call.call_id,
-            tool_name=task.call.tool_name,
-            agent_name=task.call.agent_name,
-            arguments=dict(task.call.arguments),
+            **call_fields(task.call),
+            interrupt_id=asked.interrupt_id,
+            kind=asked.kind,
+            arguments=asked.arguments,
+            arguments_digest=arguments_digest(asked.tool_name, asked.arguments),
+            hint=asked.hint,
+            payload=asked.payload,
+            response_schema=asked.response_schema,
+            deadline_ms=asked.deadline_ms,
         )
         events.close()
         answered = resources.answers.for_one(task.interrupt_id)
@@ -221,11 +235,7 @@ class _ToolStep(Step[bytes]):
         heartbeat = StepHeartbeat(context)
         try:
             events.emit(
-                "tool_call_started",
-                tool_call_id=task.call.call_id,
-                tool_name=task.call.tool_name,
-                agent_name=task.call.agent_name,
-                arguments=dict(_arguments(task)),
+                "tool_call_started", **call_fields(task.call), arguments=dict(_arguments(task))
             )
             await heartbeat.send()
             record = await self._run(context, task, tool_context, heartbeat)

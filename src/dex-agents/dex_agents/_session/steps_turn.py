@@ -6,6 +6,7 @@ The SDK takes async handlers; its type hints know only the others, hence ``type:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from dex import (
@@ -58,7 +59,12 @@ from dex_agents._session.records import (
     record_from_json,
 )
 from dex_agents._session.steps_compact import needs_compaction
-from dex_agents._session.steps_tools import now_ms, stored_interrupt, wait_movement
+from dex_agents._session.steps_tools import (
+    call_fields,
+    now_ms,
+    stored_interrupt,
+    wait_movement,
+)
 from dex_agents._session.turn_end import (
     build_user_message,
     end_turn,
@@ -149,6 +155,7 @@ class RunModel(Step[bytes]):
         try:
             if not before.batch and not state.has_run_state:
                 events.emit("turn_started", text=state.user_message.get("text", ""))
+            events.emit("model_call_started")
             try:
                 outcome = await self._run(context, before, state, records, events, offered)
                 state.usage += outcome.usage
@@ -156,7 +163,13 @@ class RunModel(Step[bytes]):
                 if not outcome.took_steering:
                     offered = []
                 steering.note_taken(header, state, offered)
+                calls = outcome.calls if isinstance(outcome, ToolCallsRequested) else ()
+                events.emit("model_call_finished", **asdict(outcome.usage), calls=len(calls))
                 decision = self._go_on(context, events, header, state, before, outcome)
+                for call in calls:
+                    events.emit(
+                        "tool_call_requested", **call_fields(call), arguments=dict(call.arguments)
+                    )
                 if offered:
                     write_header(context, header)
                     steering.store_taken(context, offered)

@@ -1,0 +1,308 @@
+"""The one place that reads a session for a UI stream: a turn's changes as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+from urllib.parse import quote, unquote
+
+from dex_agents._errors import (
+    InvalidInputError,
+    SessionClosedError,
+    SessionUnavailableError,
+    TurnWaitTimeoutError,
+)
+from dex_agents._session.client import AgentSessionClient
+from dex_agents._session.records import turn_number
+from dex_agents._session.views import AgentEventBatch, AgentSnapshot, FinishedTurn
+from dex_agents.ui_stream._changes import Change, TurnPaused
+from dex_agents.ui_stream._fold import TurnFold
+
+_LOGGER = logging.getLogger("dex_agents")
+KEEP_ALIVE_S = 15.0
+RECONNECT_S = 60.0
+_RETRY_S = 0.5
+_DRAIN_S = 2.0
+_TURN_WAIT_S = 3_600.0
+_QUEUED_BATCHES = 64
+_T = TypeVar("_T")
+
+
+class UiEncoder(Protocol[_T]):
+    """A protocol: :class:`AiSdkEncoder`, ``ag_ui.AgUiEncoder``, or one of your own.
+
+    Equal changes give equal parts, as a stream that goes on counts the ones that were sent.
+    """
+
+    last_frame: str
+
+    def encode(self, change: Change) -> Sequence[_T]:
+        """The parts that tell a change."""
+
+    def is_end(self, change: Change) -> bool:
+        """Whether the response ends behind this change."""
+
+    def to_text(self, part: _T) -> str:
+        """A part as the data of one server-sent event."""
+
+    def broken(self) -> _T:
+        """The part for a stream that cannot go on."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a stream stands, as the id of a server-sent event.
+
+    Attributes:
+        turn_id: The turn.
+        sent: How many parts of the turn were sent.
+        token: Resume token of the session's events from before the turn's first one.
+    """
+
+    turn_id: str
+    sent: int = 0
+    token: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.turn_id}/{self.sent}/{quote(self.token, safe='')}"
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """The position of an event id.
+
+        Raises:
+            InvalidInputError: It is no event id of a UI stream.
+        """
+        turn_id, sent, token = [*text.split("/"), "", "", ""][:3]
+        number = turn_id.removeprefix("t")
+        is_ascii = text.isascii() and len(text) < 2_000 and text.count("/") == 2
+        if not (is_ascii and turn_id == f"t{number}" and number.isdigit() and sent.isdigit()):
+            raise InvalidInputError(
+                f"last event id {text[:80]!r} is none of a UI stream; leave it out to see the turn "
+                "from its beginning"
+            )
+        return cls(turn_id, int(sent), unquote(token))
+
+
+@dataclass(frozen=True)
+class _Read:
+    batch: AgentEventBatch
+    token_before: str
+
+
+@dataclass(frozen=True)
+class _Stored:
+    outcome: FinishedTurn | None
+
+
+@dataclass(frozen=True)
+class _Lost:
+    error: Exception
+
+
+async def open_ui_stream(
+    sessions: AgentSessionClient,
+    session_id: str,
+    encoder: UiEncoder[_T],
+    *,
+    turn_id: str = "",
+    last_event_id: str = "",
+    after_interrupts: Sequence[str] = (),
+    keep_alive_s: float = KEEP_ALIVE_S,
+) -> AsyncGenerator[str, None]:
+    """Open the stream of one turn as text of server-sent events.
+
+    A client that comes back with the id of the last event it got sees the rest, nothing twice.
+    The stream ends behind the turn's end, which is stored by then, or where ``encoder`` says; to
+    stop earlier, close the iterator. The turn does not notice either way.
+
+    Args:
+        encoder: A new one for each stream.
+        turn_id: The turn; the open one or else the newest if empty. It may still be to come.
+        last_event_id: The header ``Last-Event-ID``; also finds the turn if ``turn_id`` is empty.
+        after_interrupts: Go on behind the pause in which these were pending, as a response that
+            continues a turn needs to.
+        keep_alive_s: Seconds of silence until a comment is sent, so that proxies keep the line.
+
+    Raises:
+        SessionNotFoundError: There is no session of this id.
+        InvalidInputError: An argument is refused, or the session has no turn yet.
+        SessionUnavailableError: No engine or no Worker answered.
+    """
+    snapshot = await sessions.get_agent_snapshot(session_id)
+    start = Position.parse(last_event_id) if last_event_id else Position("")
+    wanted = turn_id or start.turn_id or _newest_turn(snapshot)
+    if not wanted.removeprefix("t").isdigit():
+        raise InvalidInputError(f"turn_id must be like 't1', got {wanted[:80]!r}")
+    sent = start.sent if wanted == start.turn_id else 0
+    follower = _Follower(sessions, session_id, wanted, start.token, keep_alive_s)
+    return _frames(follower, encoder, wanted, sent, frozenset(after_interrupts))
+
+
+def _newest_turn(snapshot: AgentSnapshot) -> str:
+    if snapshot.turn_id:
+        return snapshot.turn_id
+    is_to_come = snapshot.queued_messages or snapshot.status == "running"
+    number = snapshot.turns_done + bool(is_to_come)
+    if number == 0:
+        raise InvalidInputError(f"session {snapshot.session_id!r} has no turn to show")
+    return f"t{number}"
+
+
+async def _frames(
+    follower: _Follower,
+    encoder: UiEncoder[_T],
+    turn_id: str,
+    sent: int,
+    after_interrupts: frozenset[str],
+) -> AsyncGenerator[str, None]:
+    count, is_behind = 0, not after_interrupts
+    async with contextlib.aclosing(follower.changes()) as changes:
+        async for change in changes:
+            if change is None:
+                yield ": waiting\n\n"
+                continue
+            if isinstance(change, _Lost):
+                _LOGGER.warning("a UI stream of turn %s broke off", turn_id, exc_info=change.error)
+                yield f"data: {encoder.to_text(encoder.broken())}\n\n"
+                break
+            for part in encoder.encode(change):
+                count += 1
+                if count > sent and is_behind:
+                    position = Position(turn_id, count, follower.token)
+                    yield f"id: {position}\ndata: {encoder.to_text(part)}\n\n"
+            if not is_behind:
+                is_behind = _pauses_for(change, after_interrupts)
+            elif encoder.is_end(change) and count > sent:
+                break
+    if encoder.last_frame:
+        yield f"data: {encoder.last_frame}\n\n"
+
+
+def _pauses_for(change: Change, interrupts: frozenset[str]) -> bool:
+    return isinstance(change, TurnPaused) and interrupts <= {
+        interrupt.interrupt_id for interrupt in change.interrupts
+    }
+
+
+class _Follower:
+    """Reads one turn of a session until its end is stored."""
+
+    def __init__(
+        self,
+        sessions: AgentSessionClient,
+        session_id: str,
+        turn_id: str,
+        token: str,
+        keep_alive_s: float,
+    ) -> None:
+        self._sessions = sessions
+        self._session_id = session_id
+        self._turn_id = turn_id
+        self._keep_alive_s = keep_alive_s
+        self._start = token
+        self._has_begun = False
+        self.token = token
+        self._news: asyncio.Queue[_Read | _Stored | _Lost] = asyncio.Queue(_QUEUED_BATCHES)
+
+    async def changes(self) -> AsyncGenerator[Change | _Lost | None, None]:
+        """The turn's changes; ``None`` for a while without any."""
+        tasks = [
+            asyncio.create_task(work, name=f"ui stream of {self._session_id}")
+            for work in (self._read(), self._watch())
+        ]
+        try:
+            async for change in self._changes():
+                yield change
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _changes(self) -> AsyncIterator[Change | _Lost | None]:
+        fold = TurnFold(self._turn_id)
+        stored: _Stored | None = None
+        while not fold.has_ended:
+            try:
+                async with asyncio.timeout(_DRAIN_S if stored else self._keep_alive_s):
+                    news = await self._news.get()
+            except TimeoutError:
+                if stored is None:
+                    yield None
+                    continue
+                for change in fold.stored(stored.outcome, is_drained=True):
+                    yield change
+                continue
+            if isinstance(news, _Lost):
+                yield news
+                return
+            if isinstance(news, _Stored):
+                stored = news
+            else:
+                for change in self._added(fold, news):
+                    yield change
+            if stored is not None:
+                for change in fold.stored(stored.outcome, is_drained=False):
+                    yield change
+
+    def _added(self, fold: TurnFold, news: _Read) -> list[Change]:
+        changes = [change for event in news.batch.events for change in fold.add(event)]
+        if changes and not self._has_begun:
+            self._has_begun, self.token = True, news.token_before
+        return changes
+
+    async def _read(self) -> None:
+        """Every batch of events, across engines that restart."""
+        token, broken_since = self._start, 0.0
+        while True:
+            try:
+                events = self._sessions.read_events(self._session_id, resume_token=token)
+                async for batch in events:
+                    broken_since = 0.0
+                    await self._news.put(_Read(batch, token))
+                    token = batch.resume_token
+                return  # the session is closed, which the watch tells
+            except SessionUnavailableError as error:
+                broken_since = broken_since or time.monotonic()
+                if time.monotonic() - broken_since > RECONNECT_S:
+                    await self._news.put(_Lost(error))
+                    return
+                await asyncio.sleep(_RETRY_S)
+            except Exception as error:
+                await self._news.put(_Lost(error))
+                return
+
+    async def _watch(self) -> None:
+        """The turn's end, as soon as it is stored."""
+        while True:
+            try:
+                snapshot = await self._snapshot_at_end()
+            except TurnWaitTimeoutError:
+                continue
+            except SessionUnavailableError:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            except Exception as error:
+                await self._news.put(_Lost(error))
+                return
+            outcome = snapshot.last_turn
+            if outcome is not None and outcome.turn_id != self._turn_id:
+                outcome = None
+            if snapshot.turns_done < turn_number(self._turn_id):
+                # The session was closed before the turn began.
+                outcome = FinishedTurn(self._turn_id, is_cancelled=True)
+            await self._news.put(_Stored(outcome))
+            return
+
+    async def _snapshot_at_end(self) -> AgentSnapshot:
+        try:
+            return await self._sessions.wait_for_turn(
+                self._session_id, turn_number(self._turn_id), timeout_s=_TURN_WAIT_S
+            )
+        except SessionClosedError:
+            return await self._sessions.get_agent_snapshot(self._session_id)
