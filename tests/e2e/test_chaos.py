@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -17,8 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from dex_agents import AgentMessage, AgentSessionClient, SessionUnavailableError
-from dex_agents.testing import PrivateEngine, WorkerProcess, is_failpoint_reached, private_engine
+from dex_agents import AgentMessage, AgentSessionClient
+from dex_agents.testing import (
+    PrivateEngine,
+    WorkerProcess,
+    is_failpoint_reached,
+    play_session,
+    private_engine,
+)
 from e2e.chaos_agent import build_flow
 from e2e.invariants import (
     check_executions,
@@ -50,45 +55,9 @@ class Scene:
         )
 
     async def drive(self) -> None:
-        """Both turns to their end; whatever the engine refuses while it is down is tried again."""
-        deadline = time.monotonic() + TURN_S
-        await self._until(deadline, lambda: self.sessions.start_session("s", ORDERS[0]))
-        await self._turn(1, deadline)
-        await self._until(
-            deadline, lambda: self.sessions.send_user_message("s", ORDERS[1], message_id="second")
-        )
-        await self._turn(2, deadline)
-
-    async def _turn(self, number: int, deadline: float) -> None:
-        while True:
-            snapshot = await self._until(
-                deadline,
-                lambda: self.sessions.wait_until_settled(
-                    "s", turns_done=number, timeout_s=deadline - time.monotonic()
-                ),
-            )
-            if snapshot.turns_done >= number:
-                assert snapshot.last_turn is not None
-                assert snapshot.last_turn.error == ""
-                return
-            for interrupt in snapshot.pending_interrupts:
-                # Its id makes an answer whose confirmation was lost count once.
-                await self._until(
-                    deadline,
-                    lambda i=interrupt.interrupt_id: self.sessions.resolve_interrupt(
-                        "s", i, approved=True, answer_id=i
-                    ),
-                )
-
-    @staticmethod
-    async def _until(deadline: float, call):  # type: ignore[no-untyped-def]
-        while True:
-            try:
-                return await call()
-            except SessionUnavailableError:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.05)
+        """Both turns to their end, with every approval given."""
+        played = await play_session(self.sessions, "s", ORDERS, timeout_s=TURN_S)
+        assert list(played.errors) == [""] * len(ORDERS)
 
     async def messages(self) -> list[AgentMessage]:
         """The whole stored history."""

@@ -14,7 +14,6 @@ from google.adk.agents.loop_agent import LoopAgent
 from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.tools.exit_loop_tool import exit_loop
-from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.tool_context import ToolContext
 from google.adk.workflow import BaseNode, JoinNode, Workflow, node
 
@@ -39,6 +38,7 @@ class Plan:
         scripts: What each agent's model answers, over and over.
         any_order: Whether branches run side by side somewhere.
         dynamic: Agents that only dynamic nodes know, filled by ``build``.
+        has_ids: Whether the models give their calls ids.
     """
 
     tree: Any
@@ -46,20 +46,7 @@ class Plan:
     scripts: dict[str, list[Any]]
     any_order: bool
     dynamic: list[BaseAgent] = field(default_factory=list)
-
-
-def make_tool(world: TreeWorld, name: str) -> FunctionTool:
-    """Notes its execution, changes the state, fails for some arguments."""
-
-    def run(x: str, tool_context: ToolContext) -> Any:
-        world.ran(name, x=x)
-        tool_context.state[f"{name}_state"] = f"{x}!"
-        tool_context.state["temp:last"] = name
-        return [x, None] if x.endswith("7") else {"value": f"{name}({x})"}
-
-    run.__name__ = name
-    run.__doc__ = f"Tool {name}."
-    return FunctionTool(run)
+    has_ids: bool = False
 
 
 def make_llm(world: TreeWorld, name: str, **fields: Any) -> LlmAgent:
@@ -88,7 +75,7 @@ def make_llm(world: TreeWorld, name: str, **fields: Any) -> LlmAgent:
         model=TreeLlm(world=world),
         instruction=f"You are {name}.",
         description=f"{name} does {name}",
-        tools=[make_tool(world, f"t_{name}"), exit_loop],
+        tools=[*world.make_tools(name), exit_loop],
         before_agent_callback=note("before"),
         after_agent_callback=note("after"),
         before_tool_callback=guard,
@@ -98,8 +85,9 @@ def make_llm(world: TreeWorld, name: str, **fields: Any) -> LlmAgent:
 
 
 class _Maker:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, kinds: Sequence[str]) -> None:
         self.rng = random.Random(seed)
+        self.kinds = kinds
         self.scripts: dict[str, list[Any]] = {}
         self._names = 0
 
@@ -111,7 +99,7 @@ class _Maker:
         x = str(self.rng.randint(0, 99)) if self.rng.random() > 0.1 else _GUARDED
         if self.rng.random() < 0.05:
             return call("missing", x=x)
-        return call(f"t_{agent}", x=x)
+        return call(f"{self.rng.choice(self.kinds)}_{agent}", x=x)
 
     def leaf(self, *last: Any, mixed: bool = False) -> str:
         """A new agent: some rounds of calls, then ``last`` or a text."""
@@ -199,9 +187,9 @@ def _has(tree: Any, kinds: set[str]) -> bool:
     return tree[0] in kinds or any(_has(child, kinds) for child in (tree[3:4] or [[]])[0])
 
 
-def random_tree(seed: int) -> Plan:
-    """An agent tree."""
-    maker = _Trees(seed)
+def random_tree(seed: int, kinds: Sequence[str] = ("t",)) -> Plan:
+    """An agent tree whose agents have a tool of each kind, named ``<kind>_<agent>``."""
+    maker = _Trees(seed, kinds)
     tree = maker.tree(maker.rng.randint(1, 3), is_root=True)
     return Plan(
         tree,
@@ -302,9 +290,9 @@ def _build_workflow(world: TreeWorld, tree: Any, dynamic: list[BaseAgent]) -> Wo
     return Workflow(name=tree[1], edges=edges)
 
 
-def random_workflow(seed: int) -> Plan:
-    """A Workflow."""
-    maker = _Workflows(seed)
+def random_workflow(seed: int, kinds: Sequence[str] = ("t",)) -> Plan:
+    """The same for a Workflow."""
+    maker = _Workflows(seed, kinds)
     tree = maker.workflow(maker.rng.randint(1, 3))
     plan = Plan(tree, lambda _: Workflow(name="unset"), maker.scripts, True)
 

@@ -7,19 +7,27 @@ what each agent was asked, and what each agent left in the history, in its own o
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from google.adk.artifacts.in_memory_artifact_service import InMemoryArtifactService
 from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.function_tool import FunctionTool
+from google.adk.tools.tool_context import ToolContext
 
 from dex_agents._contract import Json, RequestedToolCall, ToolCallRecord
 from dex_agents_google_adk import AdkAgentRunner
 from support.adk_oracle import Build, Decide, Driver, PlainResult, ScriptedLlm, World, run_plain
 
 Scripts = Mapping[str, Sequence[Any]]
+_MOST_SHOWN = 12
+_MOST_CHARACTERS = 300
+_ABSENT = "nothing"
 _ID = re.compile(r"adk-[0-9a-f]{8}-[0-9a-f-]{27}")
 
 
@@ -38,11 +46,19 @@ class TreeWorld(World):
         self.asked.append((agent, request))
         index = self.cursors.get(agent, 0)
         self.cursors[agent] = index + 1
+        return self.step_at(agent, index)
+
+    def step_at(self, agent: str, index: int) -> Any:
+        """What the model of ``agent`` answers to its call of this number."""
         script = self.scripts[agent]
         if self.cyclic:
             index %= len(script)
         assert index < len(script), f"model call {index} of {agent} is not scripted"
         return script[index]
+
+    def make_tools(self, agent: str) -> list[BaseTool]:
+        """The tools of an agent, named ``<kind>_<agent>``."""
+        return [make_tool(self, f"t_{agent}")]
 
     def snapshot(self) -> tuple[Any, ...]:
         """Where the world stands."""
@@ -58,6 +74,20 @@ class TreeWorld(World):
     def requests_of(self, agent: str) -> list[Json]:
         """What the model of ``agent`` was asked."""
         return [request for name, request in self.asked if name == agent]
+
+
+def make_tool(world: TreeWorld, name: str) -> FunctionTool:
+    """Notes its execution, changes the state, has a result that is no dict for some arguments."""
+
+    def run(x: str, tool_context: ToolContext) -> Any:
+        world.ran(name, x=x)
+        tool_context.state[f"{name}_state"] = f"{x}!"
+        tool_context.state["temp:last"] = name
+        return [x, None] if x.endswith("7") else {"value": f"{name}({x})"}
+
+    run.__name__ = name
+    run.__doc__ = f"Tool {name}."
+    return FunctionTool(run)
 
 
 class TreeLlm(ScriptedLlm):
@@ -91,12 +121,27 @@ def unordered(requests: Sequence[Json]) -> list[Json]:
     result: list[Json] = copy.deepcopy(canonical(list(requests)))
     for request in result:
         parts = [
-            json.dumps(part, sort_keys=True)
+            json.dumps(_with_sorted_keys(part), sort_keys=True)
             for content in request["contents"]
             for part in content["parts"]
         ]
         request["contents"] = sorted(parts)
     return result
+
+
+def _with_sorted_keys(part: Json) -> Json:
+    """A part whose text is a JSON object, as what a JoinNode hands on.
+
+    ADK fills the object by iterating over a set of names, so its order is another one in every
+    process.
+    """
+    text = part.get("text", "")
+    if not text.startswith("{"):
+        return part
+    try:
+        return {**part, "text": json.dumps(json.loads(text), sort_keys=True)}
+    except ValueError:
+        return part
 
 
 async def compare_tree(
@@ -134,27 +179,96 @@ async def compare_tree(
     driver.limit = 200
     for message in messages:
         await driver.turn(message)
-    shape: Callable[[Sequence[Json]], Any] = unordered if any_order else canonical
-    agents = {name for name, _ in (*plain_world.asked, *world.asked)}
-    for agent in sorted(agents):
-        assert shape(world.requests_of(agent)) == shape(plain_world.requests_of(agent)), agent
-    ours = history_of([message.framework_item for message in driver.history])
-    assert ours == history_of(plain.events)
-    assert driver.state == plain.state
-    assert sorted(map(repr, world.executed)) == sorted(map(repr, plain_world.executed))
-    if compare_callbacks:
-        assert callbacks_of(world, any_order) == callbacks_of(plain_world, any_order)
+    ours = Seen(
+        world.asked,
+        [message.framework_item for message in driver.history],
+        driver.state,
+        world.executed,
+        world.callbacks if compare_callbacks else [],
+    )
+    theirs = Seen(
+        plain_world.asked,
+        plain.events,
+        plain.state,
+        plain_world.executed,
+        plain_world.callbacks if compare_callbacks else [],
+    )
+    check_same(ours, theirs, any_order=any_order)
     return driver
 
 
-def callbacks_of(world: World, any_order: bool) -> dict[str, list[str]]:
+@dataclass(frozen=True)
+class Seen:
+    """What can be seen of one side.
+
+    Attributes:
+        asked: Agents and their requests, in order.
+        history: Stored events.
+    """
+
+    asked: Sequence[tuple[str, Json]]
+    history: Sequence[Json]
+    state: Mapping[str, Json]
+    executed: Sequence[tuple[str, Json]]
+    callbacks: Sequence[str]
+
+
+def check_same(ours: Seen, plain: Seen, *, any_order: bool) -> None:
+    """Assert that both sides did the same.
+
+    Args:
+        any_order: Whether an agent may see what parallel branches said in another order.
+    """
+    shape: Callable[[Sequence[Json]], Any] = unordered if any_order else canonical
+    for agent in sorted({name for name, _ in (*plain.asked, *ours.asked)}):
+        requests, expected = (
+            shape([request for name, request in side.asked if name == agent])
+            for side in (ours, plain)
+        )
+        _check_equal(f"requests of {agent}", requests, expected)
+    _check_equal("history", history_of(ours.history), history_of(plain.history))
+    _check_equal("state", ours.state, plain.state)
+    executed, expected = (sorted(map(repr, side.executed)) for side in (ours, plain))
+    _check_equal("executions", executed, expected)
+    callbacks, expected = (callbacks_of(side.callbacks, any_order) for side in (ours, plain))
+    _check_equal("callbacks", callbacks, expected)
+
+
+def _check_equal(name: str, ours: Any, plain: Any) -> None:
+    found = list(itertools.islice(differences(ours, plain), _MOST_SHOWN))
+    if found:
+        raise AssertionError("\n".join([f"{name} differ from plain ADK:", *found]))
+
+
+def differences(ours: Any, plain: Any, path: str = "") -> Iterator[str]:
+    """Where two JSON values differ, with both values there."""
+    if isinstance(ours, dict) and isinstance(plain, dict):
+        for key in sorted({*ours, *plain}):
+            yield from differences(
+                ours.get(key, _ABSENT), plain.get(key, _ABSENT), f"{path}.{key}" if path else key
+            )
+    elif isinstance(ours, list) and isinstance(plain, list):
+        if len(ours) != len(plain):
+            yield f"{path}: {len(ours)} items, plain {len(plain)}"
+        for index, pair in enumerate(zip(ours, plain, strict=False)):
+            yield from differences(*pair, f"{path}[{index}]")
+    elif ours != plain or type(ours) is not type(plain):
+        yield f"{path}: {_short(ours)}, plain {_short(plain)}"
+
+
+def _short(value: Any) -> str:
+    text = _ABSENT if value is _ABSENT else json.dumps(value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+
+
+def callbacks_of(callbacks: Sequence[str], any_order: bool) -> dict[str, list[str]]:
     """Callbacks in the order in which they ran.
 
     Those around calls of one response interleave otherwise when the calls run in Steps, so those
     around tools are compared apart from those around agents.
     """
-    around_tools = [entry for entry in world.callbacks if "_tool" in entry]
-    others = [entry for entry in world.callbacks if "_tool" not in entry]
+    around_tools = [entry for entry in callbacks if "_tool" in entry]
+    others = [entry for entry in callbacks if "_tool" not in entry]
     if not any_order:
         return {"tools": sorted(around_tools), "agents": others}
     found: dict[str, list[str]] = {"tools": sorted(around_tools)}

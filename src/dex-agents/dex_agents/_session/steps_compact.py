@@ -120,7 +120,7 @@ class CompactHistory(Step[bytes]):
                 summary=read_summary(context, before),
                 messages=old,
             )
-            _failpoints.reach("compaction.before_call")
+            _failpoints.reach("compaction.before_call", context.flow_id)
             summary = await keep_alive(
                 context.heartbeat,
                 self._flow.options.heartbeat_timeout.total_seconds(),

@@ -30,7 +30,7 @@ class CancelTurn(Step[bytes]):
     async def execute(  # type: ignore[override]
         self, context: AsyncContext, input: bytes
     ) -> StepDecision:
-        _failpoints.reach("cancel.before")
+        _failpoints.reach("cancel.before", context.flow_id)
         header = read_header(context)
         if resources.closing.get(context):
             return dead_end()  # the Step that closes the session ends its turn
@@ -51,7 +51,7 @@ class CloseSession(Step[bytes]):
     async def execute(  # type: ignore[override]
         self, context: AsyncContext, input: bytes
     ) -> StepDecision:
-        _failpoints.reach("close.before")
+        _failpoints.reach("close.before", context.flow_id)
         header = read_header(context)
         if header.turn_id:
             reason = decode(input)["reason"]

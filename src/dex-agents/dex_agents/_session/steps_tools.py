@@ -160,7 +160,7 @@ class AwaitInterrupt(Step[bytes]):
         self, context: AsyncContext, input: bytes
     ) -> Wait:
         task = CallTask.from_json(decode(input))
-        _failpoints.reach("approval.open")
+        _failpoints.reach("approval.open", context.flow_id)
         # Told here and not by the Step before, whose commit made the interrupt answerable.
         events = StepEvents(self._flow.event_stream, context, task.turn_id)
         asked = stored_interrupt(task)
@@ -191,6 +191,7 @@ class AwaitToolApproval(AwaitInterrupt):
         self, context: AsyncContext, input: bytes
     ) -> StepDecision:
         task = CallTask.from_json(decode(input))
+        _failpoints.reach("interrupt.answered", context.flow_id)
         interrupt_id = task.interrupt_id
         stored = resources.interrupts.get(context, interrupt_id)
         interrupt = StoredInterrupt.from_json(decode(stored)) if stored else None
@@ -239,7 +240,7 @@ class _ToolStep(Step[bytes]):
             )
             await heartbeat.send()
             record = await self._run(context, task, tool_context, heartbeat)
-            _failpoints.reach("tool.after_call")
+            _failpoints.reach("tool.after_call", context.flow_id)
             if isinstance(record, InterruptRequest):
                 return wait_for_answer(context, self._flow, task, record)
             return finish(context, self._flow, task, record, events)
@@ -272,7 +273,7 @@ class _ToolStep(Step[bytes]):
             answer=task.answer,
             checkpoint=heartbeat,
         )
-        _failpoints.reach("tool.before_call")
+        _failpoints.reach("tool.before_call", context.flow_id)
         place = SpanPlace(context.flow_id, task.turn_id, context.step_execution_id, context.attempt)
         span = self._flow.tracer.tool(place, call.tool_name, call.call_id, dict(call.arguments))
         try:
@@ -333,6 +334,7 @@ class RecordToolOutcome(Step[bytes]):
         self, context: AsyncContext, input: bytes
     ) -> StepDecision:
         task = CallTask.from_json(decode(input))
+        _failpoints.reach("outcome.before", context.flow_id)
         error = context.recovery_error
         record = record_after_failure(
             task,

@@ -117,6 +117,7 @@ class AwaitUserMessage(Step[bytes]):
             resources.accepted.delete(context, message_digest(message["id"]))
             if steering.was_taken(context, message):
                 return go_to_many(step_options.await_user_message(self._flow))
+        _failpoints.reach("message.before", context.flow_id)
         header = read_header(context)
         if not header.remember_message(message["id"]):
             # The client sent it again because it did not hear that the first one had arrived.
@@ -208,7 +209,7 @@ class RunModel(Step[bytes]):
             summary=read_summary(context, before),
             steering=[item.message.framework_item for item in offered],
         )
-        _failpoints.reach("model.before_call")
+        _failpoints.reach("model.before_call", context.flow_id)
         span = self._flow.tracer.chat(
             SpanPlace(context.flow_id, before.turn_id, context.step_execution_id, context.attempt)
         )
@@ -233,7 +234,7 @@ class RunModel(Step[bytes]):
             raise failure from None
         finally:
             span.end("cancelled")
-        _failpoints.reach("model.after_call")
+        _failpoints.reach("model.after_call", context.flow_id)
         return outcome
 
     def _offered(
@@ -389,7 +390,7 @@ class ResumeTurn(Step[bytes]):
     async def execute(  # type: ignore[override]
         self, context: AsyncContext, input: bytes
     ) -> StepDecision:
-        _failpoints.reach("resume.before")
+        _failpoints.reach("resume.before", context.flow_id)
         before = Round.from_json(decode(input))
         return go_to_many(step_options.run_model(self._flow.options, before))
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dex import AsyncContext, StepDecision, go_to_many
 
+from dex_agents import _failpoints
 from dex_agents._contract import InterruptKind, Json, ToolCallRecord, ToolCallStatus
 from dex_agents._session import resources, step_options
 from dex_agents._session.encoding import decode
@@ -28,6 +29,7 @@ class AwaitAnswer(AwaitInterrupt):
         self, context: AsyncContext, input: bytes
     ) -> StepDecision:
         task = CallTask.from_json(decode(input))
+        _failpoints.reach("interrupt.answered", context.flow_id)
         stored = resources.interrupts.get(context, task.interrupt_id)
         interrupt = StoredInterrupt.from_json(decode(stored)) if stored else None
         resources.interrupts.delete(context, task.interrupt_id)

@@ -6,9 +6,25 @@ from dex_agents.testing._engine import PrivateEngine, private_engine
 from dex_agents.testing._failpoints import failpoint_env, is_failpoint_reached
 from dex_agents.testing._history import StepRow, read_step_history, read_step_shape, step_shape
 from dex_agents.testing._ledger import Ledger
+from dex_agents.testing._script import (
+    Approve,
+    PlayedSession,
+    Reject,
+    Reply,
+    UserAnswer,
+    approve_all,
+    play_session,
+)
 from dex_agents.testing._worker_process import WorkerProcess
 
 __all__ = [
+    "Approve",
+    "PlayedSession",
+    "Reject",
+    "Reply",
+    "UserAnswer",
+    "approve_all",
+    "play_session",
     "Ledger",
     "PrivateEngine",
     "StepRow",

@@ -34,6 +34,11 @@ class PrivateEngine:
         self._process = process
 
     @property
+    def pid_file(self) -> Path | None:
+        """Holds the process id of the engine that runs now, for failpoints; ``None`` if not ours."""
+        return None if self.data_file is None else _pid_file(self.data_file)
+
+    @property
     def can_be_killed(self) -> bool:
         """Whether the engine is a process of this test."""
         return self._process is not None
@@ -46,6 +51,15 @@ class PrivateEngine:
         """
         process, _ = self._own()
         process.kill()
+        await process.wait()
+
+    async def wait(self) -> None:
+        """Wait until it has ended, for example because a failpoint killed it.
+
+        Raises:
+            RuntimeError: It is not ours.
+        """
+        process, _ = self._own()
         await process.wait()
 
     async def restart(self) -> None:
@@ -127,9 +141,15 @@ async def _spawn(path: Path, port: int) -> ChildProcess:
             "--port",
             str(port),
         ]
-    return await ChildProcess.spawn(
+    process = await ChildProcess.spawn(
         "the engine", command, ready="ready", log=path.with_suffix(".log")
     )
+    _pid_file(path).write_text(str(process.pid))
+    return process
+
+
+def _pid_file(path: Path) -> Path:
+    return path.with_suffix(".pid")
 
 
 def _choose_port() -> int:

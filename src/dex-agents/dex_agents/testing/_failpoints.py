@@ -1,4 +1,4 @@
-"""Let a process kill itself at a named place of the core, once."""
+"""Let a process kill itself, or another one, at a named place of the core, once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ def failpoint_env(failpoints: Sequence[str], marker_dir: str | os.PathLike[str])
     """Environment of a process that SIGKILLs itself where it first gets to one of these places.
 
     Args:
-        failpoints: Names such as ``"tool.after_call"``; ``"tool.after_call=kill"`` is the same.
+        failpoints: Names such as ``"tool.after_call"``; ``"tool.after_call@order-7#2"`` is the
+            second time in session ``order-7``. ``"NAME=kill:FILE"`` kills the process whose id the
+            file holds instead, such as ``PrivateEngine.pid_file``.
         marker_dir: Where a file remembers a place that has killed, so that each does it once over
             all processes that share the folder.
     """
@@ -25,5 +27,5 @@ def failpoint_env(failpoints: Sequence[str], marker_dir: str | os.PathLike[str])
 
 
 def is_failpoint_reached(name: str, marker_dir: str | os.PathLike[str]) -> bool:
-    """Whether a process has killed itself at this place."""
+    """Whether a process was killed at this place."""
     return (Path(marker_dir) / name).exists()

@@ -24,6 +24,7 @@ class WorkerProcess(ChildProcess):
         server_address: str,
         data_dir: str | os.PathLike[str],
         failpoints: Sequence[str] = (),
+        respawn: bool = False,
         env: Mapping[str, str] | None = None,
         python_path: Sequence[str | os.PathLike[str]] = (),
     ) -> Self:
@@ -36,6 +37,9 @@ class WorkerProcess(ChildProcess):
             data_dir: Where its log, its cache and the marks of failpoints lie; it is created.
             failpoints: Places of the core at which the process SIGKILLs itself, each once over
                 all processes that share ``data_dir``.
+            respawn: Start a new Worker at once whenever a SIGKILL of its own, as at a failpoint,
+                ends it. The module of ``flow`` is imported once and the Workers are forks, so it
+                must start no threads and connect to nothing when it is imported.
             env: More environment variables.
             python_path: Folders to import from, before those of this process.
 
@@ -49,7 +53,7 @@ class WorkerProcess(ChildProcess):
             [
                 sys.executable,
                 "-m",
-                "dex_agents._worker_main",
+                "dex_agents.testing._respawn" if respawn else "dex_agents._worker_main",
                 flow,
                 server_address,
                 str(folder / "worker-cache"),

@@ -1,0 +1,148 @@
+"""Compares a session with plain ADK."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dex_agents import OUTCOME_UNKNOWN_TOOL_RESULT
+from dex_agents._contract import Json
+from dex_agents.testing import Ledger, PlayedSession
+from differential import kit
+from differential.plans import MESSAGES, plan_of
+from differential.worlds import Observed, PlainWorld
+from support.adk_oracle import PlainResult, run_plain
+from support.random_trees import leaks_branch
+from support.tree_oracle import Seen, check_same
+
+_MOST_MODEL_CALLS = 25
+_MOST_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class PlainRun:
+    """What plain ADK did."""
+
+    world: PlainWorld
+    result: PlainResult
+
+
+async def play_plain(session_id: str, replaced: Mapping[str, Any] | None = None) -> PlainRun | None:
+    """The agent in plain ADK; ``None`` if it is too long or depends on chance there.
+
+    Args:
+        replaced: Responses by call id of the calls that a kill has changed.
+    """
+    plan = plan_of(session_id)
+    world = PlainWorld(plan.scripts, has_ids=plan.has_ids, replaced=replaced)
+    result = await run_plain(plan.build, world, MESSAGES)
+    if len(world.asked) > _MOST_MODEL_CALLS or leaks_branch(plan, result.events):
+        return None
+    return PlainRun(world, result)
+
+
+def choose_place(session_id: str, plain: PlainRun) -> str:
+    """A place that the session passes, as :func:`dex_agents.testing.failpoint_env` takes it."""
+    rng = random.Random(session_id)
+    asked, ran = len(plain.world.asked), len(plain.world.executed)
+    waits = sum(name.split("_")[0] in ("job", "confirm", "ask") for name, _ in plain.world.executed)
+    times = {
+        "message.before": len(MESSAGES),
+        "model.before_call": asked,
+        "model.after_call": asked,
+        "tool.before_call": ran,
+        "tool.after_call": ran,
+        "resume.before": min(1, ran),
+        "approval.open": waits,
+        "interrupt.answered": waits,
+    }
+    place = rng.choice([name for name, count in times.items() if count])
+    return f"{place}@{session_id}#{rng.randint(1, times[place])}"
+
+
+async def judge(
+    session_id: str, plain: PlainRun, played: PlayedSession, file: Path, *, was_killed: bool
+) -> None:
+    """Assert that the session did what plain ADK did, or what a kill may change of it."""
+    assert list(played.errors) == [""] * len(MESSAGES)
+    items = [message.framework_item for message in played.messages]
+    _check_marks(items)
+    history = list(map(_unmarked, items))
+    replaced = _changed_by_kill(history, plain.result.events) if was_killed else {}
+    if replaced:
+        again = await play_plain(session_id, replaced)
+        assert again is not None
+        plain = again
+    seen = Observed.of(Ledger(file).entries())
+    _check_bounds(seen, was_killed)
+    state: dict[str, Json] = {}
+    for item in history:
+        state.update(item["actions"]["state_delta"])
+    executed: list[tuple[str, Json]] = [
+        (tool, {"x": x}) for tool, x, key in seen.executed if _call_id(key) not in replaced
+    ]
+    check_same(
+        Seen(seen.asked, history, state, executed, seen.callbacks),
+        Seen(
+            plain.world.asked,
+            list(map(_unmarked, plain.result.events)),
+            plain.result.state,
+            plain.world.executed,
+            plain.world.callbacks,
+        ),
+        any_order=plan_of(session_id).any_order,
+    )
+
+
+def _unmarked(event: Json) -> Json:
+    return {key: value for key, value in event.items() if key != "long_running_tool_ids"}
+
+
+def _check_marks(history: Sequence[Json]) -> None:
+    """Plain ADK has ordinary tools where the session has long-running ones, and marks none."""
+    for event in history:
+        parts = (event.get("content") or {}).get("parts") or []
+        calls = [part["function_call"] for part in parts if "function_call" in part]
+        jobs = sorted(call["id"] for call in calls if call["name"].startswith("job_"))
+        assert sorted(event.get("long_running_tool_ids") or []) == jobs
+
+
+def _responses(events: Sequence[Json]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for event in events:
+        for part in (event.get("content") or {}).get("parts") or []:
+            if (response := part.get("function_response")) is not None:
+                value = response["response"]
+                # The agents' after_tool_callback wraps some.
+                found[response["id"]] = value.get("replaced", value)
+    return found
+
+
+def _changed_by_kill(history: Sequence[Json], expected: Sequence[Json]) -> dict[str, Any]:
+    """Responses of calls whose records say that a kill has met them."""
+    undisturbed = _responses(expected)
+    return {
+        call_id: response
+        for call_id, response in _responses(history).items()
+        if response != undisturbed.get(call_id)
+        and isinstance(response, dict)
+        and response == {"error": OUTCOME_UNKNOWN_TOOL_RESULT}
+    }
+
+
+def _check_bounds(seen: Observed, was_killed: bool) -> None:
+    for (tool, x, key), count in seen.executed.items():
+        kind = tool.partition("_")[0]
+        if kit.EFFECTS[kind].effect.maximum_attempts == 1:
+            assert count == 1, f"{tool}({x}) ran {count} times as {key}"
+        elif was_killed:
+            assert count <= _MOST_ATTEMPTS, f"{tool}({x}) ran {count} times as {key}"
+        else:
+            assert count == kit.executions(kind, x), f"{tool}({x}) ran {count} times as {key}"
+
+
+def _call_id(idempotency_key: str) -> str:
+    return idempotency_key.rpartition("/")[2].partition("#")[0]
