@@ -59,10 +59,11 @@ class Stages:
         interrupt_deadline: timedelta | None = None,
         flow_type: str = "",
         flow_class: type[AgentSessionFlow] = AgentSessionFlow,
+        runner_class: type[ScriptedRunner] = ScriptedRunner,
     ) -> AsyncIterator[Stage]:
         """Serve a scripted agent for the block."""
         self._count += 1
-        runner = ScriptedRunner(script, tools)
+        runner = runner_class(script, tools)
         flow = flow_class(
             runner,
             flow_type=flow_type or f"Scripted{self._count}x{id(runner)}",

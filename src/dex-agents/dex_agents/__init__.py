@@ -27,6 +27,7 @@ from dex_agents._contract import (
     ToolCheckpoint,
     ToolExecutionResult,
     TurnCompleted,
+    TurnRemover,
 )
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents._errors import (
@@ -37,6 +38,7 @@ from dex_agents._errors import (
     InterruptError,
     InvalidInputError,
     ModelCallError,
+    RequestIdReusedError,
     SessionAlreadyExistsError,
     SessionClosedError,
     SessionError,
@@ -46,6 +48,8 @@ from dex_agents._errors import (
     ToolNotStartedError,
     ToolOutcomeUnknownError,
     ToolSourceError,
+    TurnOpenError,
+    TurnTargetError,
     TurnWaitTimeoutError,
 )
 from dex_agents._media.local_directory import LocalDirectoryMediaStore
@@ -68,6 +72,7 @@ from dex_agents._session.views import (
     FinishedTurn,
     MessagePage,
     PendingInterrupt,
+    RewoundSession,
 )
 from dex_agents._tool_sources.contract import (
     SourceTool,
@@ -120,6 +125,8 @@ __all__ = [
     "PendingInterrupt",
     "RequestedToolCall",
     "RunModelOutcome",
+    "RequestIdReusedError",
+    "RewoundSession",
     "RunModelRequest",
     "SessionAlreadyExistsError",
     "SessionClosedError",
@@ -143,6 +150,9 @@ __all__ = [
     "ToolNotStartedError",
     "ToolPolicy",
     "TurnCompleted",
+    "TurnOpenError",
+    "TurnRemover",
+    "TurnTargetError",
     "TurnWaitTimeoutError",
     "agent_worker_options",
     "run_agent_workers",

@@ -298,6 +298,22 @@ class HistoryCompactor(Protocol):
         """
 
 
+@runtime_checkable
+class TurnRemover(Protocol):
+    """What a runner has besides if more than the history must follow a rewind."""
+
+    def note_removed(self, note: Json, messages: Sequence[AgentMessage]) -> Json:
+        """What later turns must know of turns that a rewind removes; runs in the client.
+
+        Args:
+            note: What it answered for turns that were removed earlier, or ``None``.
+            messages: Some of the messages that are removed, oldest first.
+
+        Returns:
+            A JSON value for all of them, or ``None``; at most 256 KiB.
+        """
+
+
 class AgentEventWriter(Protocol):
     """Where a runner sends live events, from any thread.
 
@@ -337,6 +353,7 @@ class RunModelRequest:
             first, as :meth:`build_user_message` made it. The model reads them behind everything
             else; the outcome says so with ``took_steering``. Messages that nobody took are offered
             again, and open the next turn in the end.
+        removed: What :meth:`TurnRemover.note_removed` answered for turns that rewinds have removed.
     """
 
     session_id: str
@@ -351,6 +368,7 @@ class RunModelRequest:
     events: AgentEventWriter
     summary: HistorySummary | None = None
     steering: Sequence[Json] = ()
+    removed: Json = None
 
 
 class ToolCheckpoint(Protocol):

@@ -86,6 +86,18 @@ class InterruptError(SessionError):
     """An answer fits no pending interrupt: unknown, already answered, expired or mismatched."""
 
 
+class TurnOpenError(SessionError):
+    """A turn is open, or a message waits for its own, so the session cannot be rewound now."""
+
+
+class TurnTargetError(SessionError):
+    """A session cannot be rewound or forked to this turn; the text says why."""
+
+
+class RequestIdReusedError(SessionError):
+    """A request id was used before with other arguments."""
+
+
 class InvalidInputError(SessionError, ValueError):
     """An argument was refused before anything was stored."""
 

@@ -9,7 +9,7 @@ from dex import AsyncClient, RPCResult
 
 from dex_agents._contract import ImageMessageBuilder, Json
 from dex_agents._media.reference import ImageReference, reference_to_json
-from dex_agents._session import checks, commands, reading, waiting
+from dex_agents._session import checks, commands, going_back, reading, waiting
 from dex_agents._session.connection import SessionConnection
 from dex_agents._session.flow import AgentSessionFlow
 from dex_agents._session.steering import MAX_STEERING_BYTES
@@ -18,6 +18,7 @@ from dex_agents._session.views import (
     AgentSnapshot,
     ClosedSession,
     MessagePage,
+    RewoundSession,
 )
 
 
@@ -261,14 +262,52 @@ class AgentSessionClient:
             self._connection, session_id, interrupt_id, answer_id, given
         )
 
+    async def rewind(
+        self, session_id: str, before_turn_id: str, *, request_id: str | None = None
+    ) -> RewoundSession:
+        """Go back to before a turn: it and all later ones count no more.
+
+        The next turn reads history, state, summaries and artifacts as they were then, and gets an id
+        of its own. Removed turns stay stored, see :meth:`list_messages`. What their tools did is not
+        undone, and tokens they took stay counted.
+
+        Args:
+            before_turn_id: Id of a finished turn, as messages and snapshots name it.
+            request_id: Hand the same id again to repeat a call whose answer was lost: it acts once
+                and answers the same.
+
+        Raises:
+            TurnOpenError: A turn is open, or a message waits for its own; nothing changed.
+            TurnTargetError: There is no such turn, none before it, or what the model read then is
+                gone; nothing changed.
+            RequestIdReusedError: The request id has rewound the session to another turn.
+            SessionNotFoundError, SessionClosedError: There is no open session of this id; a closed
+                one can be forked.
+            InvalidInputError: An argument is refused; nothing was stored.
+            SessionUnavailableError: No Worker or no engine took it in time; call it again with the
+                same ``request_id``.
+        """
+        checks.check_session_id(session_id)
+        self._check_text("before_turn_id", before_turn_id)
+        if request_id is None:
+            request_id = uuid.uuid4().hex
+        checks.check_command_id("request_id", request_id)
+        return await going_back.rewind(self._connection, session_id, before_turn_id, request_id)
+
     async def list_messages(
-        self, session_id: str, *, before_turn: int | None = None, turns: int = 20
+        self,
+        session_id: str,
+        *,
+        before_turn: int | None = None,
+        turns: int = 20,
+        include_removed: bool = False,
     ) -> MessagePage:
         """Stored messages of finished turns: the newest ones, or those before ``before_turn``.
 
         Args:
             before_turn: Number of the turn to end before; ``next_before_turn`` of another page.
             turns: How many turns at most; fewer come when they are large.
+            include_removed: Whether turns that a rewind has removed come too.
 
         Raises:
             SessionNotFoundError: There is no session of this id.
@@ -277,7 +316,9 @@ class AgentSessionClient:
         """
         checks.check_session_id(session_id)
         checks.check_page(before_turn, turns)
-        return await reading.message_page(self._connection, session_id, before_turn, turns)
+        return await reading.message_page(
+            self._connection, session_id, before_turn, turns, include_removed=bool(include_removed)
+        )
 
     async def read_events(
         self, session_id: str, *, resume_token: str = ""

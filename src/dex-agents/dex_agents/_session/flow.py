@@ -30,6 +30,7 @@ from dex_agents._session.records import (
     message_digest,
     message_to_json,
 )
+from dex_agents._session.rewind import read_branch, rewind
 from dex_agents._session.steps_compact import CompactHistory
 from dex_agents._session.steps_end import CancelTurn, CloseSession
 from dex_agents._session.steps_tools import (
@@ -155,6 +156,9 @@ class AgentSessionFlow(Flow[bytes]):
             resources.closing,
             resources.messages,
             resources.summaries,
+            resources.summary_marks,
+            resources.rewinds,
+            resources.removal_note,
             resources.turn_states,
             resources.run_states,
             resources.tool_contexts,
@@ -237,6 +241,7 @@ class AgentSessionFlow(Flow[bytes]):
                     "revision": resources.revision.get(context) or 0,
                     "usage": asdict(header.usage),
                     "last_turn": decode(last) if last else None,
+                    "removed": header.removed,
                     "cancelled_turn": header.cancelled_turn,
                     "closing": decode(closing) if closing else None,
                     "pending_interrupts": pending,
@@ -316,20 +321,38 @@ class AgentSessionFlow(Flow[bytes]):
             *TURN_STEPS, AwaitUserMessage, CancelTurn, CloseSession
         )
 
+    @rpc(
+        name="rewind",
+        lock_attributes=(resources.header.lock(),),
+        load_attribute_maps=(resources.accepted, resources.summary_marks),
+    )
+    def rewind_rpc(self, context: Context, request: bytes) -> RPCResult[bytes]:
+        """Remove the newest turns, from a given one on; the caller loads its entry in ``rewinds``.
+
+        The lock keeps the next turn from opening meanwhile.
+        """
+        return RPCResult(encode(rewind(context, decode(request))))
+
+    @rpc(
+        name="read_branch",
+        load_attribute_maps=(resources.summary_marks, resources.removal_note),
+    )
+    def read_branch_rpc(self, context: Context) -> RPCResult[bytes]:
+        """Which turns count and what stands for older ones, for a client that goes back."""
+        return RPCResult(encode(read_branch(context)))
+
     @rpc(name="read_pages")
     def read_pages_rpc(self, context: Context, request: bytes) -> RPCResult[bytes]:
-        """Messages of the given turns, newest turn first, as many turns as fit.
+        """Messages of the given turns in the given order, as many turns as fit.
 
-        The caller loads their pages.
+        The caller loads their pages. A turn whose page is gone has no messages.
         """
         wanted = decode(request)
         pages: list[Any] = []
         size = 0
         for key in wanted["keys"]:
             data = resources.messages.get(context, key)
-            if not data:
-                continue
-            messages = [message_to_json(message) for message in read_page(data)]
+            messages = [message_to_json(item) for item in read_page(data)] if data else []
             size += len(encode(messages))
             if pages and size > wanted["max_bytes"]:
                 break

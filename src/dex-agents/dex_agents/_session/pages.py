@@ -7,18 +7,17 @@ must not change them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dex import Context
 
-from dex_agents._contract import AgentMessage, HistorySummary
+from dex_agents._contract import AgentMessage, HistorySummary, Json
 from dex_agents._session import resources
 from dex_agents._session.encoding import decode
 from dex_agents._session.records import (
     Round,
     message_from_json,
     summary_from_json,
-    turn_number,
 )
 
 CACHE_BYTES = 16 * 1024 * 1024
@@ -64,18 +63,26 @@ def read_summary(context: Context, before: Round) -> HistorySummary | None:
     return summary_from_json(decode(stored))
 
 
+def read_removal_note(context: Context, before: Round) -> Json:
+    """What the runner must know of removed turns."""
+    if not before.removed:
+        return None
+    stored = resources.removal_note.get(context, resources.REMOVAL_NOTE_KEY)
+    return decode(stored) if stored else None
+
+
 def read_history(context: Context, before: Round) -> list[AgentMessage]:
     """Messages of the finished turns behind the summary, oldest first."""
-    if before.summarized_turns:
-        return read_turns(context, before.summarized_turns + 1, turn_number(before.turn_id) - 1)
+    if before.pages is not None:
+        return read_turns(context, before.pages)
     keys = sorted(resources.messages.get_all_instance_keys(context))
     return [message for key in keys for message in read_page(resources.messages.get(context, key))]
 
 
-def read_turns(context: Context, first: int, last: int) -> list[AgentMessage]:
+def read_turns(context: Context, numbers: Iterable[int]) -> list[AgentMessage]:
     """Messages of the given turns, as far as they are there."""
     found: list[AgentMessage] = []
-    for number in range(first, last + 1):
+    for number in numbers:
         data = resources.messages.get(context, resources.page_key(number))
         if data:
             found += read_page(data)

@@ -19,9 +19,8 @@ from dex import (
 )
 
 from dex_agents._errors import InvalidInputError, SessionUnavailableError
-from dex_agents._session import resources
+from dex_agents._session.branch import messages_of, read_branch, read_pages
 from dex_agents._session.connection import SessionConnection, not_found
-from dex_agents._session.records import message_from_json
 from dex_agents._session.views import (
     AgentEventBatch,
     AgentSnapshot,
@@ -30,7 +29,6 @@ from dex_agents._session.views import (
     snapshot_from_json,
 )
 
-_PAGE_BYTES = 2_500_000
 _EVENT_POLL = timedelta(seconds=50)
 _IDLE_REASON = "no message of the user came within its idle lifetime"
 
@@ -61,51 +59,37 @@ async def snapshot(connection: SessionConnection, session_id: str) -> AgentSnaps
 
 
 async def message_page(
-    connection: SessionConnection, session_id: str, before_turn: int | None, turns: int
+    connection: SessionConnection,
+    session_id: str,
+    before_turn: int | None,
+    turns: int,
+    *,
+    include_removed: bool,
 ) -> MessagePage:
     """Messages of so many turns before one, or of the newest.
 
     Raises:
         InvalidInputError: All turns asked for are later than the newest.
     """
+    branch = await read_branch(connection, session_id)
+    done = branch.header.finished_turns
     if before_turn is None:
-        before_turn = (await stored_snapshot(connection, session_id)).turns_done + 1
-    keys = [
-        resources.page_key(number)
-        for number in range(before_turn - 1, max(0, before_turn - 1 - turns), -1)
-    ]
-    pages = await _pages(connection, session_id, keys) if keys else []
-    if not pages:
-        await _refuse_later_turns(connection, session_id, before_turn)
-        return MessagePage((), None)
-    messages = [message_from_json(item) for page in reversed(pages) for item in page["messages"]]
-    first = int(pages[-1]["key"])
-    return MessagePage(tuple(messages), first if first > 1 else None)
-
-
-async def _refuse_later_turns(
-    connection: SessionConnection, session_id: str, before_turn: int
-) -> None:
-    """An empty page reads as the beginning of the history, so behind the end there is none."""
-    done = (await stored_snapshot(connection, session_id)).turns_done
+        before_turn = done + 1
     if before_turn > done + 1:
+        # An empty page would read as the beginning of the history.
         raise InvalidInputError(
             f"before_turn must be at most {done + 1}, as session {session_id!r} has done {done} "
             f"turns, got {before_turn}; leave it out for the newest turns"
         )
-
-
-async def _pages(connection: SessionConnection, session_id: str, keys: list[str]) -> Any:
-    options = RPCInvokeOptions(
-        load_attribute_map_instances=tuple(resources.messages.load(key) for key in keys)
+    there = branch.readable_turns(with_removed=include_removed)
+    there = [number for number in there if number < before_turn]
+    wanted = there[: -turns - 1 : -1]
+    pages = await read_pages(connection, session_id, wanted) if wanted else []
+    is_rest = len(pages) == len(there)
+    return MessagePage(
+        tuple(messages_of(pages[::-1])), None if is_rest else wanted[len(pages) - 1]
     )
-    request = {"keys": keys, "max_bytes": _PAGE_BYTES}
-    try:
-        return await connection.call(connection.flow.read_pages_rpc, session_id, request, options)
-    except WorkerInvocationError as error:
-        if error.worker_error_type != "TASK_TOO_LARGE" or len(keys) == 1:
-            raise
-        return await _pages(connection, session_id, keys[: len(keys) // 2])
+
 
 
 async def events(

@@ -27,6 +27,7 @@ from dex_agents._contract import (
 )
 from dex_agents._effects import ToolEffect
 from dex_agents._media.reference import reference_to_json, references_from_json
+from dex_agents._session.live_turns import live_turns
 
 MESSAGE_IDS_KEPT = 64
 _T = TypeVar("_T")
@@ -73,6 +74,8 @@ class Header:
     summarized_turns: int = 0  # the model reads a summary instead of the turns up to this one
     history_bytes: int | None = None  # of what the model reads; None if not known
     cancelled_turn: str = ""  # the newest turn that was ended by a cancel
+    removed: list[list[int]] = field(default_factory=list)  # ranges of turns, by rewinds
+    forgotten_turns: int = 0  # the pages up to this one are gone, see retained_turns
 
     def to_json(self) -> Json:
         """For storage."""
@@ -83,7 +86,19 @@ class Header:
         """From storage."""
         header = _known(cls, data)
         header.usage = _known(TokenUsage, data.get("usage") or {})
+        if "forgotten_turns" not in data:
+            # An older release did not say, so no page behind the summary is counted on.
+            header.forgotten_turns = header.summarized_turns
         return header
+
+    @property
+    def finished_turns(self) -> int:
+        """Number of the newest finished turn, whether it still counts or not."""
+        return self.turns_started - bool(self.turn_id)
+
+    def live_turns(self, first: int = 1) -> list[int]:
+        """The finished turns from ``first`` on that no rewind has removed."""
+        return live_turns(self.removed, first, self.finished_turns)
 
     def remember_message(self, message_id: str) -> bool:
         """Remember a message id; ``False`` if it was there."""
@@ -270,6 +285,16 @@ class Round:
     calls: int = 0
     has_context: bool = False
     summarized_turns: int = 0  # read the summary of these, and only later pages
+    removed: list[list[int]] = field(default_factory=list)  # pages that are not to be read
+
+    @property
+    def pages(self) -> list[int] | None:
+        """The turns whose pages the model reads; ``None``: all there are."""
+        if not self.summarized_turns and not self.removed:
+            return None
+        # Page 0 holds what the session was given at its creation.
+        first = self.summarized_turns + 1 if self.summarized_turns else 0
+        return live_turns(self.removed, first, turn_number(self.turn_id) - 1)
 
     def to_json(self) -> Json:
         """For storage."""

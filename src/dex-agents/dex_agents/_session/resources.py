@@ -22,7 +22,14 @@ closing = Attribute("closing", bytes)
 messages = AttributeMap("messages", bytes)
 """One immutable page for each turn, by turn number."""
 summaries = AttributeMap("summaries", bytes)
-"""What stands for the turns up to the one it is named by; only the newest is kept."""
+"""What stands for the turns up to the one it is named by. Older ones are for a rewind behind the
+newest."""
+summary_marks = AttributeMap("summary_marks", bytes)
+"""An empty mark for each summary. Small, unlike those."""
+rewinds = AttributeMap("rewinds", bytes)
+"""What each rewind did, by digest of its request id."""
+removal_note = AttributeMap("removal_note", bytes)
+"""What the runner needs to know of removed turns, under one key."""
 turn_states = AttributeMap("turn_states", bytes)
 """The open turn, by turn id; small."""
 run_states = AttributeMap("run_states", bytes)
@@ -57,6 +64,7 @@ finished_calls = ChannelMap("finished_calls", int)
 """Indexes of the calls of a batch that have their record."""
 
 LAST_TURN_KEY = "newest"
+REMOVAL_NOTE_KEY = "newest"
 STREAM_NAME = "AgentEvents"
 
 

@@ -19,7 +19,7 @@ from dex_agents._effects import ToolEffect
 from dex_agents._session import resources
 from dex_agents._session.encoding import encode
 from dex_agents._session.options import AgentSessionOptions
-from dex_agents._session.records import CallTask, Round, turn_number
+from dex_agents._session.records import CallTask, Round
 
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
@@ -92,7 +92,7 @@ def run_model_options(options: AgentSessionOptions, before: Round) -> StepOption
             state,
             resources.run_states.load(before.turn_id),
             *map(resources.records.load, keys),
-            *_summarized(before),
+            *_chosen(before),
         ),
     )
     return run.on_execute_failure_proceed_to(FailTurn, failed)
@@ -115,19 +115,20 @@ def _model_step(options: AgentSessionOptions, attempts: int) -> StepOptions:
 
 
 def _history(before: Round) -> list[AttributeMap[bytes]]:
-    """All pages, if there is no summary in place of some."""
-    return [] if before.summarized_turns else [resources.messages]
+    """All pages, if the model reads all."""
+    return [resources.messages] if before.pages is None else []
 
 
-def _summarized(before: Round) -> list[AttributeMapLoad]:
-    """The summary and the pages behind it."""
-    if not before.summarized_turns:
+def _chosen(before: Round) -> list[AttributeMapLoad]:
+    """The summary and the pages behind it that count, if the model does not read all."""
+    if before.pages is None:
         return []
-    pages = range(before.summarized_turns + 1, turn_number(before.turn_id))
-    return [
-        resources.summaries.load(resources.page_key(before.summarized_turns)),
-        *(resources.messages.load(resources.page_key(number)) for number in pages),
-    ]
+    loads = [resources.messages.load(resources.page_key(number)) for number in before.pages]
+    if before.summarized_turns:
+        loads.append(resources.summaries.load(resources.page_key(before.summarized_turns)))
+    if before.removed:
+        loads.append(resources.removal_note.load(resources.REMOVAL_NOTE_KEY))
+    return loads
 
 
 def compact_history(flow: AgentSessionFlow, before: Round) -> StepMovement[bytes]:
@@ -138,8 +139,8 @@ def compact_history(flow: AgentSessionFlow, before: Round) -> StepMovement[bytes
     options = flow.options
     run = replace(
         _model_step(options, _SUMMARY_ATTEMPTS),
-        execute_load_attribute_maps=tuple(_history(before)),
-        execute_load_attribute_map_instances=tuple(_summarized(before)),
+        execute_load_attribute_maps=(*_history(before), resources.summary_marks),
+        execute_load_attribute_map_instances=tuple(_chosen(before)),
     )
     return StepMovement.of(
         CompactHistory,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dex import AsyncContext, Step, StepDecision, go_to_many
@@ -11,10 +12,11 @@ from dex_agents import _failpoints
 from dex_agents._contract import AgentMessage, CompactionRequest, HistoryCompactor, HistorySummary
 from dex_agents._session import resources, step_options
 from dex_agents._session.compaction import CompactionPolicy, size_of
-from dex_agents._session.encoding import decode
+from dex_agents._session.encoding import decode, encode
 from dex_agents._session.events import StepEvents
 from dex_agents._session.failures import RUNNER_FAILURES, describe, model_failure
 from dex_agents._session.heartbeat import keep_alive
+from dex_agents._session.live_turns import live_turns
 from dex_agents._session.outcomes import encoded
 from dex_agents._session.pages import read_summary, read_turns
 from dex_agents._session.records import Header, Round, summary_to_json
@@ -34,7 +36,7 @@ def needs_compaction(flow: AgentSessionFlow, header: Header) -> bool:
     policy, compactor = flow.compaction, flow.runner
     if policy is None or not isinstance(compactor, HistoryCompactor):
         return False
-    if header.turns_started - 1 - header.summarized_turns <= policy.kept_turns:
+    if len(header.live_turns(header.summarized_turns + 1)) <= policy.kept_turns:
         return False
     if header.history_bytes is None:
         return True
@@ -47,6 +49,21 @@ def _overhead(compactor: HistoryCompactor) -> int:
     except RUNNER_FAILURES as error:
         _LOGGER.warning("the size of instructions and tools is not known: %s", describe(error))
         return 0
+
+
+def _forget(context: AsyncContext, header: Header, through: int, retained: int) -> None:
+    """Delete pages that a summary stands for, and summaries that need them."""
+    summarized = live_turns(header.removed, 1, through)
+    if len(summarized) <= retained:
+        return
+    forgotten = summarized[-retained - 1]
+    for number in range(header.forgotten_turns + 1, forgotten + 1):
+        resources.messages.delete(context, resources.page_key(number))
+    header.forgotten_turns = max(forgotten, header.forgotten_turns)
+    for key in resources.summary_marks.get_all_instance_keys(context):
+        if int(key) < forgotten:
+            resources.summaries.delete(context, key)
+            resources.summary_marks.delete(context, key)
 
 
 class CompactHistory(Step[bytes]):
@@ -63,7 +80,7 @@ class CompactHistory(Step[bytes]):
         policy, compactor = self._flow.compaction, self._flow.runner
         if policy is not None and isinstance(compactor, HistoryCompactor):
             await self._compact(context, header, before, policy, compactor)
-        after = Round(before.turn_id, summarized_turns=header.summarized_turns)
+        after = replace(before, summarized_turns=header.summarized_turns)
         return go_to_many(step_options.run_model(self._flow.options, after))
 
     async def _compact(
@@ -74,14 +91,15 @@ class CompactHistory(Step[bytes]):
         policy: CompactionPolicy,
         compactor: HistoryCompactor,
     ) -> None:
-        last_turn = header.turns_started - 1
-        through = last_turn - policy.kept_turns
-        old = read_turns(context, header.summarized_turns + 1, through)
-        kept = size_of(read_turns(context, through + 1, last_turn))
+        turns = header.live_turns(header.summarized_turns + 1)
+        old_turns = turns[: max(0, len(turns) - policy.kept_turns)]
+        # Page 0 holds what the session was given at its creation.
+        old = read_turns(context, old_turns if header.summarized_turns else [0, *old_turns])
+        kept = size_of(read_turns(context, turns[len(old_turns) :]))
         size = size_of(old) + kept
         header.history_bytes = size
         write_header(context, header)
-        if not old or not policy.is_due(size, _overhead(compactor)):
+        if not old_turns or not policy.is_due(size, _overhead(compactor)):
             return
         try:
             if compactor.blocks_compaction(old):
@@ -90,15 +108,11 @@ class CompactHistory(Step[bytes]):
             raise model_failure(error) from None
         summary = await self._ask(context, before, old, compactor)
         stored = encoded("the summary", summary_to_json(summary))
+        through = old_turns[-1]
         resources.summaries.set(context, resources.page_key(through), stored)
-        if header.summarized_turns:
-            resources.summaries.delete(context, resources.page_key(header.summarized_turns))
+        resources.summary_marks.set(context, resources.page_key(through), encode(None))
         if policy.retained_turns is not None:
-            for number in range(
-                max(1, header.summarized_turns + 1 - policy.retained_turns),
-                through + 1 - policy.retained_turns,
-            ):
-                resources.messages.delete(context, resources.page_key(number))
+            _forget(context, header, through, policy.retained_turns)
         header.summarized_turns = through
         header.history_bytes = kept + len(summary.text.encode("utf-8", "backslashreplace"))
         header.usage += summary.usage

@@ -46,7 +46,7 @@ from dex_agents._session.heartbeat import keep_alive
 from dex_agents._session.lanes import lanes, waits_first
 from dex_agents._session.notes import finished_call, open_call
 from dex_agents._session.outcomes import check_outcome, check_size, encoded
-from dex_agents._session.pages import read_history, read_summary
+from dex_agents._session.pages import read_history, read_removal_note, read_summary
 from dex_agents._session.records import (
     CallTask,
     FinishedCall,
@@ -130,7 +130,9 @@ class AwaitUserMessage(Step[bytes]):
         state = TurnState(message_to_json(built), started_ms=now_ms())
         resources.turn_states.set(context, header.turn_id, encode(state.to_json()))
         write_header(context, header)
-        begin = Round(header.turn_id, summarized_turns=header.summarized_turns)
+        begin = Round(
+            header.turn_id, summarized_turns=header.summarized_turns, removed=header.removed
+        )
         if needs_compaction(self._flow, header):
             return go_to_many(step_options.compact_history(self._flow, begin))
         return go_to_many(step_options.run_model(self._flow.options, begin))
@@ -208,6 +210,7 @@ class RunModel(Step[bytes]):
             events=events,
             summary=read_summary(context, before),
             steering=[item.message.framework_item for item in offered],
+            removed=read_removal_note(context, before),
         )
         _failpoints.reach("model.before_call", context.flow_id)
         span = self._flow.tracer.chat(
@@ -278,7 +281,7 @@ class RunModel(Step[bytes]):
         check_size("the run state of this turn", (run_state,))
         state.open_calls = []
         self._store(context, before, state, run_state)
-        after = Round(before.turn_id, summarized_turns=before.summarized_turns)
+        after = replace(before, batch="", calls=0, has_context=False)
         return go_to_many(step_options.run_model(self._flow.options, after))
 
     def _pause(
@@ -320,7 +323,7 @@ class RunModel(Step[bytes]):
             resources.unapproved.set(context, interrupt_id, encode(None))
         if questions:
             grow_revision(context)
-        after = Round(before.turn_id, batch, len(tasks), has_context, before.summarized_turns)
+        after = replace(before, batch=batch, calls=len(tasks), has_context=has_context)
         return go_to_many(*map(self._movement, starting), step_options.resume_turn(after))
 
     def _tasks(

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from dex_agents._contract import AgentMessage, Json, TokenUsage
+from dex_agents._session.live_turns import is_removed
+from dex_agents._session.records import turn_number
 
 SessionStatus = Literal["idle", "running", "waiting", "closed"]
 
@@ -50,12 +52,14 @@ class FinishedTurn:
     Attributes:
         error: Why it failed or that it was cancelled; empty for an answered one.
         is_cancelled: Whether ``cancel_turn`` or ``close_session`` ended it.
+        is_removed: Whether a rewind has removed it since.
     """
 
     turn_id: str
     final_text: str = ""
     error: str = ""
     is_cancelled: bool = False
+    is_removed: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,13 +71,14 @@ class AgentSnapshot:
             waits for its own; ``"waiting"``: the open turn waits for a person; ``"closed"``: the
             session has ended, and the rest shows how it stood then.
         turn_id: The open turn, or empty.
-        turns_done: Turns that have ended, failed ones included.
+        turns_done: Turns that have ended, failed and removed ones included.
         revision: Grows whenever a turn ends or starts to wait for a person.
         usage: Tokens and model calls of finished turns.
         last_turn: How the newest finished turn ended, or ``None`` before its end.
         queued_messages: User messages that wait for their turn; of a closed session those that
             were dropped.
         close_reason: Why it was closed, as far as that was said.
+        removed_turns: First and last number of each range of turns that rewinds have removed.
     """
 
     session_id: str
@@ -86,6 +91,7 @@ class AgentSnapshot:
     last_turn: FinishedTurn | None = None
     queued_messages: int = 0
     close_reason: str = ""
+    removed_turns: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,22 @@ class ClosedSession:
 
     dropped_messages: int
     cancelled_turn: str
+
+
+@dataclass(frozen=True)
+class RewoundSession:
+    """What a rewind did, and where the session stands by it.
+
+    Attributes:
+        removed_turns: Ids of the turns that it removed, oldest first.
+        last_turn_id: The newest turn that is left.
+        next_turn_id: The turn that the next message opens.
+    """
+
+    session_id: str
+    removed_turns: Sequence[str]
+    last_turn_id: str
+    next_turn_id: str
 
 
 @dataclass(frozen=True)
@@ -147,6 +169,7 @@ def snapshot_from_json(session_id: str, data: Json) -> AgentSnapshot:
     if data["turn_id"] or data["queued_messages"] or data["is_starting"]:
         status = "waiting" if pending else "running"
     last, closing = data["last_turn"], data["closing"]
+    removed = tuple((first, end) for first, end in data.get("removed") or ())
     if closing is not None:
         status = "closed"
     return AgentSnapshot(
@@ -157,13 +180,20 @@ def snapshot_from_json(session_id: str, data: Json) -> AgentSnapshot:
         revision=data["revision"],
         pending_interrupts=pending,
         usage=TokenUsage(**data["usage"]),
-        last_turn=FinishedTurn(
-            last["turn_id"], last["final_text"], last["error"], last.get("is_cancelled", False)
-        )
-        if last
-        else None,
+        last_turn=_last_turn(last, removed) if last else None,
         queued_messages=data["queued_messages"],
         close_reason=closing["reason"] if closing else "",
+        removed_turns=removed,
+    )
+
+
+def _last_turn(data: Json, removed: Sequence[tuple[int, int]]) -> FinishedTurn:
+    return FinishedTurn(
+        turn_id=data["turn_id"],
+        final_text=data["final_text"],
+        error=data["error"],
+        is_cancelled=data.get("is_cancelled", False),
+        is_removed=is_removed(removed, turn_number(data["turn_id"])),
     )
 
 
