@@ -36,6 +36,7 @@ SESSION_ID: dict[str, Command] = {
     "resolve_interrupt": lambda c, v: c.resolve_interrupt(v, "i", approved=True),
     "answer_question": lambda c, v: c.answer_question(v, "i", 1),
     "list_messages": lambda c, v: c.list_messages(v),
+    "rewind": lambda c, v: c.rewind(v, "t2"),
     "read_events": lambda c, v: anext(c.read_events(v)),
     "wait_for_turn": lambda c, v: c.wait_for_turn(v, 1, timeout_s=1),
     "wait_until_settled": lambda c, v: c.wait_until_settled(v, turns_done=1, timeout_s=1),
@@ -70,6 +71,11 @@ TIMEOUTS: dict[str, Command] = {
     "wait_until_settled": lambda c, v: c.wait_until_settled("s", turns_done=1, timeout_s=v),
 }
 TURN_ID: dict[str, Command] = {"cancel_turn": lambda c, v: c.cancel_turn("s", turn_id=v)}
+TARGET: dict[str, Command] = {"rewind": lambda c, v: c.rewind("s", v)}
+REQUEST_ID: dict[str, Command] = {"rewind": lambda c, v: c.rewind("s", "t2", request_id=v)}
+REMOVED: dict[str, Command] = {
+    "list_messages": lambda c, v: c.list_messages("s", include_removed=v)
+}
 REASON: dict[str, Command] = {"close_session": lambda c, v: c.close_session("s", reason=v)}
 TURNS: dict[str, Command] = {"list_messages": lambda c, v: c.list_messages("s", turns=v)}
 BEFORE: dict[str, Command] = {"list_messages": lambda c, v: c.list_messages("s", before_turn=v)}
@@ -175,6 +181,11 @@ CASES: list[tuple[dict[str, Command], Any, str]] = [
         "answer_id has 201 characters, at most 200 are taken; leave it out and one is made",
     ),
     (ANSWER_ID, LONE, f"answer_id {SURROGATE}"),
+    (TARGET, 2, "before_turn_id must be a str, got int"),
+    (TARGET, " ", "before_turn_id must not be blank"),
+    (TARGET, LONE, f"before_turn_id {SURROGATE}"),
+    (REQUEST_ID, 7, "request_id must be a str, got int"),
+    (REQUEST_ID, LONE, f"request_id {SURROGATE}"),
     (INTERRUPT_ID, None, f"interrupt_id must be a str, got NoneType; {PENDING}"),
     (INTERRUPT_ID, " ", f"interrupt_id must not be blank; {PENDING}"),
     (TURN_ID, 1, f"turn_id must be like 't12', got 1; {TAKE_TURN}"),
@@ -185,6 +196,7 @@ CASES: list[tuple[dict[str, Command], Any, str]] = [
     (TURN_ID, LONE, f"turn_id must be like 't12', got 'a\\ud800'; {TAKE_TURN}"),
     (REASON, None, "reason must be a str, got NoneType; leave it out for none"),
     (REASON, 7, "reason must be a str, got int; leave it out for none"),
+    (REMOVED, 1, "include_removed must be True or False, got 1"),
     (resolving("approved"), 1, "approved must be True or False, got 1"),
     (resolving("approved"), "no", "approved must be True or False, got 'no'"),
     (resolving("approved"), None, "approved must be True or False, got None"),
@@ -368,6 +380,7 @@ async def test_a_wrong_argument_is_refused_before_anything_is_sent(
             (TEXT, "\U0001f600\0"),
             (MESSAGE_ID, "a/b $:\n"),
             (TURN_ID, "t99999999"),
+            (REQUEST_ID, "a/b $:\n"),
             (REASON, "x" * 100_000),
             (REASON, LONE),
             (resolving("payload"), {"a": [1, 2.5, None, True, "ä"]}),

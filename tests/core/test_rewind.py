@@ -209,9 +209,7 @@ async def test_wrong_targets_have_names(stages: Stages) -> None:
             "t99999999999",
             "s/t2",
         ):
-            with pytest.raises(
-                TurnTargetError, match=r"is none of its finished turns, t1 to t3;"
-            ):
+            with pytest.raises(TurnTargetError, match=r"is none of its finished turns, t1 to t3;"):
                 await stage.sessions.rewind("s", target)
         with pytest.raises(TurnTargetError, match="no turn before t1 to go back to; start a new"):
             await stage.sessions.rewind("s", "t1")

@@ -99,8 +99,13 @@ def check_reason(reason: object) -> str:
 
 def check_approved(approved: object) -> None:
     """Refuse everything but a bool: ``"no"`` and ``[False]`` are true to Python."""
-    if not isinstance(approved, bool):
-        raise InvalidInputError(f"approved must be True or False, got {_short(approved)}")
+    check_flag("approved", approved)
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse everything but a bool, for the same reason."""
+    if not isinstance(value, bool):
+        raise InvalidInputError(f"{name} must be True or False, got {_short(value)}")
 
 
 def check_digest(digest: object) -> None:

@@ -316,8 +316,9 @@ class AgentSessionClient:
         """
         checks.check_session_id(session_id)
         checks.check_page(before_turn, turns)
+        checks.check_flag("include_removed", include_removed)
         return await reading.message_page(
-            self._connection, session_id, before_turn, turns, include_removed=bool(include_removed)
+            self._connection, session_id, before_turn, turns, include_removed=include_removed
         )
 
     async def read_events(

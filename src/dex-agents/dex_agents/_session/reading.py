@@ -14,8 +14,6 @@ from dex import (
     DexServiceError,
     FlowStatus,
     LongPollTimeoutError,
-    RPCInvokeOptions,
-    WorkerInvocationError,
 )
 
 from dex_agents._errors import InvalidInputError, SessionUnavailableError
@@ -86,10 +84,7 @@ async def message_page(
     wanted = there[: -turns - 1 : -1]
     pages = await read_pages(connection, session_id, wanted) if wanted else []
     is_rest = len(pages) == len(there)
-    return MessagePage(
-        tuple(messages_of(pages[::-1])), None if is_rest else wanted[len(pages) - 1]
-    )
-
+    return MessagePage(tuple(messages_of(pages[::-1])), None if is_rest else wanted[len(pages) - 1])
 
 
 async def events(
