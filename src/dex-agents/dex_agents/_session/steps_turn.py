@@ -6,7 +6,7 @@ The SDK takes async handlers; its type hints know only the others, hence ``type:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from dex import (
