@@ -133,7 +133,7 @@ async def test_rewinds_behind_summaries_read_the_summary_of_then(tmp_path: Path)
             told = json.dumps([texts[:-1], covered])
             there = [turn for turn in range(1, 16) if f"message {turn} " in told]
             assert there == list(range(1, number))
-            assert bool(known) == (number > 3)
+            assert known or number == 3
             # Back to one line of turns for the next round.
             snapshot = await sessions.get_agent_snapshot("s")
             await sessions.rewind("s", f"t{snapshot.turns_done}")
