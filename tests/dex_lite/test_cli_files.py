@@ -161,7 +161,7 @@ _MIDDLE = "(SELECT id FROM facts ORDER BY id LIMIT 1 OFFSET 9)"
             "facts and snapshots",
             "snapshot of run",
         ),
-        (_sql("INSERT INTO index_types VALUES ('city', 99)"), "index types", "type 99"),
+        (_sql("INSERT INTO index_types VALUES ('city', 99)"), "Attribute indexes", "type 99"),
         (_sql("UPDATE stream_groups SET capacity = 0"), "Streams", "capacity 0"),
         (_sql("DELETE FROM stream_groups"), "Stream messages", "does not exist"),
         (_sql("UPDATE stream_messages SET value = x'ff'"), "Stream messages", "no readable value"),

@@ -74,7 +74,9 @@ async def recording() -> AsyncIterator[tuple[Recorder, str]]:
 
 async def test_list_reads_pages_up_to_its_limit() -> None:
     async with recording() as (server, address):
-        rows = (await command("flow", "list", "city = 'Bern'", "--json", address=address)).json
+        rows = (
+            await command("flow", "list", "--query", "city = 'Bern'", "--json", address=address)
+        ).json
         assert [row["flow_id"] for row in rows] == ["order-0", "order-1", "order-2"]
         assert rows[0]["status"] == "failed"
         assert rows[0]["start_time"] == "1970-01-01T00:00:01.000Z"

@@ -185,7 +185,7 @@ async def test_newer_format(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    await _check_refused(path, DataFileVersionError, "format 99.*up to format 1")
+    await _check_refused(path, DataFileVersionError, "format 99.*up to format 2")
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.9])

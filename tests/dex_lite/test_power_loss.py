@@ -69,7 +69,7 @@ class Content:
         elif isinstance(write, DropRun):
             for kept in (self.rows, self.facts, self.snapshots):
                 kept.pop(write.run_id, None)
-        else:
+        elif isinstance(write, TrimStream):
             for sequence in write.sequences:
                 self.messages.pop(sequence, None)
 

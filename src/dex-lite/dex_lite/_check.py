@@ -13,6 +13,7 @@ from dex.dexpb import dex_pb2 as pb
 from google.protobuf.message import DecodeError
 
 from dex_lite import _schema
+from dex_lite._check_indexes import orphans
 from dex_lite._check_runs import check_facts, check_flow_ids, check_runs
 from dex_lite._errors import DataFileCorruptError, DataFolderError
 from dex_lite._stream_log import BOOT_SHIFT
@@ -88,7 +89,8 @@ def _integrity(connection: sqlite3.Connection, result: CheckResult) -> None:
 
 def _tables(connection: sqlite3.Connection, result: CheckResult) -> None:
     found = dict(_layout(connection))
-    with closing(_schema.empty()) as model:
+    file_format = connection.execute("PRAGMA user_version").fetchone()[0]
+    with closing(_schema.empty(file_format)) as model:
         for name, columns in _layout(model):
             result.count += 1
             if name not in found:
@@ -112,7 +114,8 @@ def _layout(connection: sqlite3.Connection) -> Iterator[tuple[str, list[str]]]:
 def _settings(connection: sqlite3.Connection, result: CheckResult) -> None:
     values = dict(connection.execute("SELECT key, value FROM meta").fetchall())
     result.count = len(values)
-    for key, least, most in (("boots", 0, 1 << 22), ("clean_stop", 0, 1)):
+    flags = ["clean_stop", *(["indexes_filled"] if _schema.has_indexes(connection) else [])]
+    for key, least, most in (("boots", 0, 1 << 22), *((flag, 0, 1) for flag in flags)):
         value = values.get(key)
         if not isinstance(value, int) or not least <= value <= most:
             result.fault(f"{key} is {value!r}")
@@ -124,6 +127,8 @@ def _index_types(connection: sqlite3.Connection, result: CheckResult) -> None:
         result.count += 1
         if not name or number not in known:
             result.fault(f"index {name!r} has type {number!r}")
+    for fault in orphans(connection):
+        result.fault(fault)
 
 
 def _stream_groups(connection: sqlite3.Connection, result: CheckResult) -> None:
@@ -172,7 +177,7 @@ _CHECKS: tuple[tuple[str, str, _Check], ...] = (
     ("runs", "runs", check_runs),
     ("Flow ids", "Flow ids", check_flow_ids),
     ("facts and snapshots", "facts", check_facts),
-    ("index types", "indexes", _index_types),
+    ("Attribute indexes", "indexes", _index_types),
     ("Streams", "Streams", _stream_groups),
     ("Stream messages", "messages", _stream_messages),
 )

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 from dex.dexpb import dex_pb2 as pb
 
+from dex_lite._check_indexes import IndexRows
 from dex_lite._journal_sql import NUMBER_BITS, NUMBER_MASK, all_rows
 from dex_lite._machine.facts import AnyFact, RunStarted, decode_fact, decode_state, fold
 from dex_lite._machine.model import RUNNING, RunState
@@ -73,6 +74,7 @@ def check_facts(connection: sqlite3.Connection, result: Result) -> None:
     # Also what lies outside of all runs: one pass over the table in order of its ids.
     folding: _Folding | None = None
     run_ids = {row.run_id for row in rows.values()}
+    indexes = IndexRows(connection)
     seen: set[int] = set()
     for number, payload in connection.execute("SELECT id, payload FROM facts ORDER BY id"):
         result.count += 1
@@ -81,7 +83,7 @@ def check_facts(connection: sqlite3.Connection, result: Result) -> None:
             if folding is not None:
                 folding.finish(run_ids)
             seen.add(key)
-            folding = _Folding(connection, result, key, rows.get(key))
+            folding = _Folding(connection, result, key, rows.get(key), indexes)
         folding.add(number & NUMBER_MASK, payload)
     if folding is not None:
         folding.finish(run_ids)
@@ -95,9 +97,15 @@ class _Folding:
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, result: Result, key: int, row: RunRow | None
+        self,
+        connection: sqlite3.Connection,
+        result: Result,
+        key: int,
+        row: RunRow | None,
+        indexes: IndexRows,
     ) -> None:
         self.key = key
+        self._indexes = indexes
         self._row = row
         self._result = result
         self._state: RunState | None = None
@@ -158,6 +166,10 @@ class _Folding:
                 return
         if state.next_run_id and state.next_run_id not in run_ids:
             self._fault(f"{self._run()} is followed by run {state.next_run_id}, which is missing")
+            return
+        for fault in self._indexes.faults(self.key, state):
+            self._fault(f"{self._run()}: {fault}")
+            return
 
     def _fold(self, number: int, fact: AnyFact) -> None:
         try:

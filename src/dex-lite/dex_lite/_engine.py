@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from dex_lite._attempts import Attempts
+from dex_lite._indexes import Indexes
 from dex_lite._journal import Journal
 from dex_lite._logs import event
 from dex_lite._machine import decide
@@ -36,16 +37,12 @@ from dex_lite._meter import Meter
 from dex_lite._options import EngineOptions
 from dex_lite._records import AddFacts, PutRun, PutSnapshot, RunRow, Write
 from dex_lite._retention import Retention
-from dex_lite._runs import Run, Waiter
+from dex_lite._runs import Run, Waiter, read_state
 from dex_lite._stream_log import StreamLog
 from dex_lite._timers import Timers, now_ms
 from dex_lite._wire.errors import ServiceError, flow_missing, long_poll_over, unavailable
 from dex_lite._wire.results import ResultReader
 
-_LOGGER = logging.getLogger("dex_lite")
-_HEARTBEAT_FLUSH_S = 0.2
-_TIMEOUT_GRACE_MS = 250
-_FACTS_A_READ = 2_000
 _CLOSED_RUNS_KEPT = 256
 
 
@@ -65,10 +62,11 @@ class Engine:
         self.matcher = matcher
         self.streams = streams
         self.options = options
-        self.reader = ResultReader(options.limits, int(options.heartbeat_floor_s * 1_000))
-        self.index_types = journal.index_types()
         self.rows: dict[str, RunRow] = {row.flow_id: row for row in journal.latest_runs()}
         self.runs: dict[str, Run] = {}
+        self.indexes = Indexes(journal, lambda: (run.state for run in self.runs.values()))
+        floor_ms = int(options.heartbeat_floor_s * 1_000)
+        self.reader = ResultReader(options.limits, floor_ms, self.indexes.types)
         self._closed: dict[str, RunState] = {}  # recently read ones
         self.attempts = Attempts(self)
         self._retention = Retention(self, options.retention_s)
@@ -94,6 +92,7 @@ class Engine:
             decide.recover(turn)
             self.store(run, turn)
         self._retention.start()
+        self.indexes.start()
 
     def stop(self, reason: str) -> None:
         """Answer everybody who waits that it is over; take nothing more."""
@@ -102,6 +101,7 @@ class Engine:
         self._stopped = reason
         self._timers.close()
         self._retention.close()
+        self.indexes.close()
         for run in self.runs.values():
             for live in run.live.values():
                 live.stop_timers()
@@ -195,6 +195,7 @@ class Engine:
             row = run.row()
             writes.insert(0, PutRun(row))  # the journal wants a run before its facts
             self.rows[state.flow_id] = row
+        writes += self.indexes.writes(state, turn.facts)
         if run.is_snapshot_due():
             run.snapshot_at = state.fact_count
             writes.append(PutSnapshot(state.run_id, state.fact_count, encode_state(state)))
@@ -293,11 +294,7 @@ class Engine:
             return run.state
         state = self._closed.get(row.run_id)
         if state is None:
-            number = 1
-            while facts := await self.journal.facts(row.run_id, number, _FACTS_A_READ):
-                for _, payload in facts:
-                    state = fold(state, decode_fact(payload))
-                number = facts[-1][0] + 1
+            state = await read_state(self.journal, row.run_id)
             if state is None:
                 raise flow_missing(row.flow_id)
             self._keep_closed(state)

@@ -154,6 +154,17 @@ class EngineStoppedError(DexLiteError):
         self.reason = reason
 
 
+class SearchTooSlowError(DexLiteError):
+    """A search ran longer than the engine lets one run."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(
+            f"the search did not end within {limit_s:g} s. Ask for less: name values of indexes, or a "
+            "range of StartTime."
+        )
+        self.limit_s = limit_s
+
+
 class StreamError(DexLiteError):
     """Base class of what can be wrong with a Stream call."""
 

@@ -25,6 +25,7 @@ from dex_lite._errors import (
 from dex_lite._machine import decide
 from dex_lite._machine.commands import RpcResult
 from dex_lite._runs import check_room
+from dex_lite._search_flows import search
 from dex_lite._stream_log import Message, StreamKey
 from dex_lite._timers import now_ms
 from dex_lite._wire.errors import (
@@ -148,6 +149,11 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
     ) -> pb.GetFlowStateResponse:
         return await _answer(context, _flows.live_state(self._engine, request))
 
+    async def SearchFlows(
+        self, request: pb.SearchFlowsRequest, context: Context
+    ) -> pb.SearchFlowsResponse:
+        return await _answer(context, search(self._engine, request))
+
     async def GetHistoryEvents(
         self, request: pb.GetHistoryEventsRequest, context: Context
     ) -> pb.GetHistoryEventsResponse:
@@ -179,7 +185,8 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
     async def SetAttributes(self, request: pb.SetAttributesRequest, context: Context) -> Empty:
         async def work() -> Empty:
             run = self._engine.find_open(request.flow_id, request.run_id)
-            result = RpcResult(attributes=self._engine.reader.attributes(request.attributes))
+            written = self._engine.reader.attributes(request.attributes)
+            result = RpcResult(attributes=written.values, indexes=written.indexes)
             if request.request_id not in run.state.rpc_answers:
                 turn = self._engine.turn(run)
                 decide.apply_rpc(
@@ -326,8 +333,5 @@ def _unsupported(name: str, what: str) -> None:
     setattr(FlowService, name, method)
 
 
-for _name, _what in (
-    ("SearchFlows", "searching Flows"),
-    ("ResetFlow", "time travel"),
-):
+for _name, _what in (("ResetFlow", "time travel"),):
     _unsupported(_name, _what)

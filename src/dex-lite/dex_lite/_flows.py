@@ -13,7 +13,8 @@ from dex_lite._machine import decide
 from dex_lite._machine.facts import RunStarted, decode_fact
 from dex_lite._machine.model import COMPLETED, RUNNING, RunState
 from dex_lite._machine.starts import run_started
-from dex_lite._records import PutIndexTypes, RunRow
+from dex_lite._records import RunRow
+from dex_lite._search._fields import IndexTypeError
 from dex_lite._timers import now_ms
 from dex_lite._wire.errors import ServiceError, flow_missing, invalid, later
 from dex_lite._wire.history import HistoryReader
@@ -332,19 +333,17 @@ async def wait_for_event(
 
 
 async def sync_index_types(engine: Engine, types: dict[str, int]) -> None:
-    """Remember the types of Attribute indexes."""
+    """Make the indexes that a Worker's Flows need."""
     engine.check_running()
-    for key, index_type in types.items():
-        known = engine.index_types.get(key)
-        if known is not None and known != index_type:
-            raise ServiceError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"index {key!r} has type {known}, and cannot become type {index_type}",
-            )
-    new = {key: value for key, value in types.items() if key not in engine.index_types}
-    if new:
-        engine.index_types.update(new)
-        await engine.durable(engine.journal.submit([PutIndexTypes(dict(engine.index_types))]))
+    for name in types:
+        if fault := name_fault("index key", name, engine.options.limits, forbidden=""):
+            raise invalid(fault)
+    try:
+        commit = engine.indexes.register(types)
+    except IndexTypeError as error:
+        raise ServiceError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
+    if commit is not None:
+        await engine.durable(commit)
 
 
 __all__ = [

@@ -13,12 +13,12 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TypeVar
 
 from dex_lite import _journal_sql, _schema
-from dex_lite._errors import DataFileWriteError, EngineStoppedError
+from dex_lite._errors import DataFileWriteError
+from dex_lite._journal_readers import Reader
 from dex_lite._lockfile import LockFile
 from dex_lite._records import (
     AddFacts,
@@ -97,8 +97,9 @@ class Journal:
         # Loop only.
         self._durable = 0
         self._actions: dict[int, list[Callable[[], None]]] = {}
-        self._readers = ThreadPoolExecutor(1, "dex-lite-reader")
-        self._reader: sqlite3.Connection | None = None
+        self._reader = Reader(path, "dex-lite-reader", loop)
+        # Apart from the others, so that a slow search holds up no history.
+        self._searcher = Reader(path, "dex-lite-searcher", loop)
         # A daemon, so that a program that forgets to close its engine can still end.
         self._writer = threading.Thread(
             target=self._write_loop, name="dex-lite-writer", daemon=True
@@ -196,10 +197,8 @@ class Journal:
         # Its last messages to the loop come before the end of this wait, so the last batch still
         # has its actions run.
         await self._loop.run_in_executor(None, self._writer.join)
-        self._readers.shutdown(wait=True)
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        self._reader.close()
+        self._searcher.close()
         self._lock_file.release()
 
     # The writer thread.
@@ -292,6 +291,11 @@ class Journal:
         with self._read_errors(), closing(_schema.open_reader(self.path)) as connection:
             return _journal_sql.index_types(connection)
 
+    def are_indexes_filled(self) -> bool:
+        """Whether every closed run is in every Attribute index. Blocks."""
+        with self._read_errors(), closing(_schema.open_reader(self.path)) as connection:
+            return _schema.are_indexes_filled(connection)
+
     def stream_contents(self) -> tuple[list[PutStreamGroup], list[tuple[int, int, str, int]]]:
         """Groups, and sequence, group, Flow id and size of every message, oldest first.
 
@@ -302,38 +306,35 @@ class Journal:
 
     async def facts(self, run_id: str, first_number: int, limit: int) -> list[tuple[int, bytes]]:
         """Durable facts of one run from a number on."""
-        return await self._read(
+        return await self._reader.read(
             lambda connection: _journal_sql.facts(connection, run_id, first_number, limit)
         )
 
     async def run(self, run_id: str) -> RunRow | None:
         """The durable row of one run."""
-        return await self._read(lambda connection: _journal_sql.run(connection, run_id))
+        return await self._reader.read(lambda connection: _journal_sql.run(connection, run_id))
 
     async def closed_before(self, at_ms: int, limit: int) -> list[RunRow]:
         """Durable rows of runs that closed before a time, in the order in which they closed."""
-        return await self._read(
+        return await self._reader.read(
             lambda connection: _journal_sql.closed_before(connection, at_ms, limit)
         )
 
     async def stream_messages(self, sequences: Sequence[int]) -> dict[int, tuple[int, str, bytes]]:
         """Time, source and value of durable messages by sequence. For StreamLog."""
-        return await self._read(
+        return await self._reader.read(
             lambda connection: _journal_sql.stream_messages(connection, sequences)
         )
 
-    async def _read(self, query: Callable[[sqlite3.Connection], _Read]) -> _Read:
-        def read() -> _Read:
-            with self._read_errors():
-                if self._reader is None:
-                    self._reader = _schema.open_reader(self.path)
-                return query(self._reader)
+    async def closed_runs(self, after: int, limit: int) -> list[tuple[int, RunRow]]:
+        """Closed runs with their keys, oldest first, from a key on."""
+        return await self._reader.read(
+            lambda connection: _journal_sql.closed_rows(connection, after, limit)
+        )
 
-        try:
-            future = self._loop.run_in_executor(self._readers, read)
-        except RuntimeError:
-            raise EngineStoppedError from None
-        return await future
+    async def search(self, query: Callable[[sqlite3.Connection], _Read], limit_s: float) -> _Read:
+        """Run a search on a connection of its own; raises SearchTooSlowError after ``limit_s``."""
+        return await self._searcher.read(query, limit_s)
 
     def _read_errors(self) -> _schema.ReadErrors:
         return _schema.ReadErrors(self.path)

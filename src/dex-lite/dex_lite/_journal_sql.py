@@ -12,7 +12,10 @@ import msgspec
 from dex_lite._records import (
     AddFacts,
     AddStreamMessage,
+    DropIndexed,
     DropRun,
+    PutIndexed,
+    PutIndexTypes,
     PutRun,
     PutSnapshot,
     PutStreamGroup,
@@ -25,6 +28,8 @@ from dex_lite._records import (
 # Rows of one INSERT. Every statement hands the GIL over twice, and a busy loop gives it back late:
 # few statements matter more than small ones.
 _ROWS_PER_INSERT = 64
+_INDEXED_SIZE = 512
+_SET_FILLED = "INSERT OR REPLACE INTO meta VALUES ('indexes_filled', ?)"
 NUMBER_BITS = 32
 NUMBER_MASK = (1 << NUMBER_BITS) - 1
 _RUN_COLUMNS = (
@@ -48,6 +53,7 @@ class BatchWriter:
         messages: list[Any] = []
         trimmed: list[int] = []
         closed: list[str] = []
+        dropped: set[str] = set()
         size = 0
         for write in batch:
             if isinstance(write, AddFacts):
@@ -77,6 +83,7 @@ class BatchWriter:
                 size += len(write.payload)
             elif isinstance(write, DropRun):
                 statements += self._drop(write.run_id)
+                dropped.add(write.run_id)
             elif isinstance(write, TrimStream):
                 trimmed += write.sequences
             elif isinstance(write, PutStreamGroup):
@@ -86,9 +93,17 @@ class BatchWriter:
                         msgspec.structs.astuple(write),
                     )
                 )
-            else:
+            elif isinstance(write, PutIndexed | DropIndexed):
+                # Filling a new index may come too late for a run that is not kept any more.
+                if write.run_id not in dropped and self._is_known(write.run_id):
+                    statements += self._indexed(write)
+                    size += _INDEXED_SIZE
+            elif isinstance(write, PutIndexTypes):
                 for item in write.types.items():
                     statements.append(("INSERT OR REPLACE INTO index_types VALUES (?, ?)", item))
+                statements.append((_SET_FILLED, (0,)))
+            else:
+                statements.append((_SET_FILLED, (1,)))
         statements += _inserts("facts", 2, facts)
         statements += _inserts("stream_messages", 6, messages)
         # Last: a message may have been added and trimmed in the same batch.
@@ -104,8 +119,30 @@ class BatchWriter:
         self._keys.pop(run_id)
         first = key << NUMBER_BITS
         yield "DELETE FROM facts WHERE id BETWEEN ? AND ?", (first, first + NUMBER_MASK)
-        yield "DELETE FROM snapshots WHERE run = ?", (key,)
+        for table in ("snapshots", "index_terms", "indexed_attributes"):
+            yield f"DELETE FROM {table} WHERE run = ?", (key,)
         yield "DELETE FROM runs WHERE id = ?", (key,)
+
+    def _is_known(self, run_id: str) -> bool:
+        try:
+            self._key(run_id)
+        except LookupError:
+            return False
+        return True
+
+    def _indexed(self, write: PutIndexed | DropIndexed) -> Iterator[tuple[str, Sequence[Any]]]:
+        key = self._key(write.run_id)
+        of_it = (key, write.attribute)
+        yield "DELETE FROM index_terms WHERE run = ? AND attribute = ?", of_it
+        yield "DELETE FROM indexed_attributes WHERE run = ? AND attribute = ?", of_it
+        if isinstance(write, DropIndexed):
+            return
+        row = (key, write.attribute, write.name, write.value)
+        yield "INSERT INTO indexed_attributes VALUES (?, ?, ?, ?)", row
+        terms: list[Any] = []
+        for term in write.terms:
+            terms += (write.name, term, key, write.attribute)
+        yield from _inserts("index_terms", 4, terms)
 
     def _run(self, statements: list[tuple[str, Sequence[Any]]]) -> None:
         execute = self._connection.execute
@@ -198,6 +235,15 @@ def closed_before(connection: sqlite3.Connection, at_ms: int, limit: int) -> lis
     """Runs that closed before a time, in the order in which they closed."""
     where = "WHERE close_ms < ? ORDER BY close_ms, id LIMIT ?"
     return [row for _, row in _rows(connection, where, (at_ms, limit))]
+
+
+def closed_rows(connection: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, RunRow]]:
+    """Closed runs with their keys, oldest first, from a key on."""
+    return list(
+        _rows(
+            connection, "WHERE id > ? AND close_ms IS NOT NULL ORDER BY id LIMIT ?", (after, limit)
+        )
+    )
 
 
 def all_rows(connection: sqlite3.Connection) -> Iterator[tuple[int, RunRow]]:

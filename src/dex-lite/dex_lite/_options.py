@@ -20,6 +20,7 @@ class EngineOptions:
         rpc_dispatch_wait_s: How long an RPC waits for a Worker.
         rpc_timeout_s: Longest time of an RPC, dispatch included, and the default.
         max_wait_s: Longest wait of one long poll, and the default.
+        search_limit_s: Longest time of one search.
         heartbeat_floor_s: Shortest heartbeat timeout; shorter ones are raised to it.
         retention_s: How long a closed run can be read; then all of it is deleted and its Flow ID is as if it had
             never been used. ``None`` keeps every run.
@@ -34,6 +35,7 @@ class EngineOptions:
     rpc_dispatch_wait_s: float = 10.0
     rpc_timeout_s: float = 60.0
     max_wait_s: float = 3_600.0
+    search_limit_s: float = 10.0
     heartbeat_floor_s: float = 1.0
     retention_s: float | None = None
     drain_s: float = 10.0

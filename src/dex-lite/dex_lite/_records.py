@@ -58,6 +58,25 @@ class PutIndexTypes(msgspec.Struct, frozen=True):
     types: Mapping[str, int]
 
 
+class IndexesFilled(msgspec.Struct, frozen=True):
+    """All runs are in all indexes: those that were there before an index was, too."""
+
+
+class PutIndexed(msgspec.Struct, frozen=True):
+    """An Attribute as it is found by searches; replaces what was there of this Attribute."""
+
+    run_id: str
+    attribute: str
+    name: str
+    value: bytes
+    terms: Sequence[str | int | float]
+
+
+class DropIndexed(msgspec.Struct, frozen=True):
+    run_id: str
+    attribute: str
+
+
 class PutStreamGroup(msgspec.Struct, frozen=True):
     """A Stream of a Flow type, and the capacity it was last given."""
 
@@ -86,6 +105,9 @@ Write = (
     | DropRun
     | PutSnapshot
     | PutIndexTypes
+    | IndexesFilled
+    | PutIndexed
+    | DropIndexed
     | PutStreamGroup
     | AddStreamMessage
     | TrimStream

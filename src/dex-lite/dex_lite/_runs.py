@@ -10,12 +10,16 @@ from typing import Any
 import msgspec
 from dex.dexpb import dex_pb2 as pb
 
+from dex_lite._journal import Journal
+from dex_lite._machine.facts import decode_fact, fold
 from dex_lite._machine.model import RunState, Value
 from dex_lite._records import RunRow
 from dex_lite._wire.limits import Limits
 from dex_lite._wire.options import BadRequest
 from dex_lite._wire.tasks import Snapshot
 from dex_lite._worker_slot import Slot, Task
+
+_FACTS_A_READ = 2_000
 
 
 class StepTask(Task):
@@ -134,6 +138,17 @@ class Run:
         """Often enough that a start is quick, seldom enough that a long run does not rewrite itself."""
         count = self.state.fact_count
         return self.state.is_open and count - self.snapshot_at >= max(256, count // 8)
+
+
+async def read_state(journal: Journal, run_id: str) -> RunState | None:
+    """The durable state of a run that is not in memory; ``None`` if there is no such run."""
+    state: RunState | None = None
+    number = 1
+    while facts := await journal.facts(run_id, number, _FACTS_A_READ):
+        for _, payload in facts:
+            state = fold(state, decode_fact(payload))
+        number = facts[-1][0] + 1
+    return state
 
 
 class FactNumber(msgspec.Struct, frozen=True):

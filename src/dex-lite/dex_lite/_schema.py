@@ -24,7 +24,7 @@ from dex_lite._errors import (
 Durability = Literal["full", "normal"]
 
 APPLICATION_ID = 0x6465786C  # "dexl"
-FORMAT = 1
+FORMAT = 2
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_SIZE = 100
 # Checking costs about 1 ms per MiB. A small file is always checked, a big one only after a stop
@@ -37,7 +37,7 @@ _BUSY_TIMEOUT_S = 10.0
 # Safety net only: the journal checkpoints in idle moments, long before the log has this many pages.
 _AUTO_CHECKPOINT_PAGES = 2048
 
-_TABLES = """
+_FORMAT_1 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO meta VALUES ('clean_stop', 1), ('boots', 0);
 CREATE TABLE runs (
@@ -61,6 +61,25 @@ CREATE TABLE stream_messages (
     flow_id TEXT NOT NULL, source TEXT NOT NULL, value BLOB NOT NULL
 );
 """
+# Attribute indexes: derived from the facts and index_types, written in the same commits.
+_FORMAT_2 = """
+CREATE INDEX runs_by_start ON runs (start_ms, id);
+CREATE TABLE indexed_attributes (
+    run INTEGER NOT NULL, attribute TEXT NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL,
+    PRIMARY KEY (run, attribute)
+) WITHOUT ROWID;
+CREATE INDEX runs_with_index ON indexed_attributes (name, run);
+-- A term has no type of its own: those of one index are all texts, or all numbers.
+CREATE TABLE index_terms (
+    name TEXT NOT NULL, term NOT NULL, run INTEGER NOT NULL, attribute TEXT NOT NULL,
+    PRIMARY KEY (name, term, run, attribute)
+) WITHOUT ROWID;
+CREATE INDEX terms_of_run ON index_terms (run, name, term);
+INSERT INTO meta VALUES ('indexes_filled', 0);
+"""
+_FORMAT_WITH_INDEXES = 2
+# What turns a file of one format into the next one, from nothing on.
+_STEPS = (_FORMAT_1, _FORMAT_2)
 
 Connect = Callable[..., sqlite3.Connection]
 
@@ -111,7 +130,7 @@ def _create(path: str, connect: Connect) -> None:
         try:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {FORMAT}")
-            connection.executescript(f"BEGIN; {_TABLES} COMMIT;")
+            connection.executescript(f"BEGIN; {''.join(_STEPS)} COMMIT;")
             connection.execute("PRAGMA journal_mode = WAL")
         finally:
             connection.close()
@@ -125,24 +144,29 @@ def _create(path: str, connect: Connect) -> None:
         raise DataFolderError(path, str(error)) from error
 
 
-def check_header(path: str) -> None:
-    """Raise DataFileCorruptError or DataFileVersionError if it is no data file of this format."""
+def check_header(path: str) -> int:
+    """The format of the file.
+
+    Raises:
+        DataFileCorruptError: It is no data file.
+        DataFileVersionError: A newer release wrote it.
+    """
     try:
         with open(path, "rb") as file:
             header = file.read(_HEADER_SIZE)
     except OSError as error:
         raise DataFolderError(path, str(error.strerror)) from error
-    _check_header(path, header)
+    return _check_header(path, header)
 
 
-def empty() -> sqlite3.Connection:
+def empty(file_format: int = FORMAT) -> sqlite3.Connection:
     """An empty data file in memory, to compare another one with."""
     connection = sqlite3.connect(":memory:")
-    connection.executescript(_TABLES)
+    connection.executescript("".join(_STEPS[:file_format]))
     return connection
 
 
-def _check_header(path: str, header: bytes) -> None:
+def _check_header(path: str, header: bytes) -> int:
     if len(header) < _HEADER_SIZE or not header.startswith(_MAGIC):
         raise DataFileCorruptError(path, "it is not a dex-lite data file, or its start is damaged")
     user_version, application_id = struct.unpack(">I4xI", header[60:72])
@@ -150,6 +174,9 @@ def _check_header(path: str, header: bytes) -> None:
         raise DataFileCorruptError(path, "it is a SQLite database of another program")
     if user_version > FORMAT:
         raise DataFileVersionError(path, user_version, FORMAT)
+    if user_version < 1:
+        raise DataFileCorruptError(path, "its format number is missing")
+    return int(user_version)
 
 
 def open_writer(path: str, durability: Durability, connect: Connect) -> sqlite3.Connection:
@@ -169,6 +196,7 @@ def open_writer(path: str, durability: Durability, connect: Connect) -> sqlite3.
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         connection.execute(f"PRAGMA synchronous = {durability}")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_AUTO_CHECKPOINT_PAGES}")
+        _migrate(connection)
         connection.execute(
             "UPDATE meta SET value = CASE key WHEN 'boots' THEN value + 1 ELSE 0 END"
             " WHERE key IN ('boots', 'clean_stop')"
@@ -184,6 +212,16 @@ def open_writer(path: str, durability: Durability, connect: Connect) -> sqlite3.
         connection.close()
         raise
     return connection
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Bring a file of an older format to this one, as one commit."""
+    found = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found < FORMAT:
+        steps = "".join(_STEPS[found:])
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {FORMAT}; COMMIT;"
+        )
 
 
 def _check_content(connection: sqlite3.Connection, path: str) -> None:
@@ -209,6 +247,17 @@ def boots(connection: sqlite3.Connection) -> int:
     """How many times the file was opened: part of what must never repeat after a crash."""
     value: int = connection.execute("SELECT value FROM meta WHERE key = 'boots'").fetchone()[0]
     return value
+
+
+def has_indexes(connection: sqlite3.Connection) -> bool:
+    """Whether the file is of a format with Attribute indexes."""
+    return bool(connection.execute("PRAGMA user_version").fetchone()[0] >= _FORMAT_WITH_INDEXES)
+
+
+def are_indexes_filled(connection: sqlite3.Connection) -> bool:
+    """Whether every closed run is in every Attribute index."""
+    row = connection.execute("SELECT value FROM meta WHERE key = 'indexes_filled'").fetchone()
+    return bool(row and row[0])
 
 
 def mark_clean_stop(connection: sqlite3.Connection) -> None:

@@ -37,7 +37,9 @@ class GraphFormat(StrEnum):
 
 
 def list_flows(
-    query: Annotated[str, typer.Argument(help="Search query; without it, all Flows.")] = "",
+    query: Annotated[
+        str, typer.Option(help="Such as \"ExecutionStatus = 'Running'\"; without it, all Flows.")
+    ] = "",
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     is_json: Json = False,
     address: Address = DEFAULT_ADDRESS,

@@ -6,13 +6,14 @@ from typing import Literal
 
 import msgspec
 
-from dex_lite._machine.model import Condition, Movement, Value
+from dex_lite._machine.model import Condition, IndexUse, Movement, Value
 
 
 class Writes(msgspec.Struct, frozen=True, kw_only=True):
     """Changes of one handler, applied in this order: Attributes, deletions, publications."""
 
     attributes: tuple[tuple[str, Value | None], ...] = ()
+    indexes: tuple[IndexUse, ...] = ()  # of these Attributes
     deleted: tuple[tuple[str, str], ...] = ()  # channel, message id
     published: tuple[tuple[str, Value], ...] = ()
     step_locals: tuple[tuple[str, Value], ...] = ()

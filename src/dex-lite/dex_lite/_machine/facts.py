@@ -18,6 +18,7 @@ from dex_lite._machine.model import (
     Failure,
     FlowStart,
     FlowTimeout,
+    IndexUse,
     KeptSkip,
     Message,
     Movement,
@@ -54,6 +55,7 @@ class RunStarted(Fact, frozen=True, tag="start"):
     )
     run_attempt: int = 1
     first_run_id: str = ""
+    indexes: tuple[IndexUse, ...] = ()
 
 
 class StepScheduled(Fact, frozen=True, tag="sched"):
@@ -175,6 +177,7 @@ class LocalsKept(Fact, frozen=True, tag="locals"):
 
 class AttributesWritten(Fact, frozen=True, tag="attr"):
     writes: tuple[tuple[str, Value | None], ...]
+    indexes: tuple[IndexUse, ...] = ()
 
 
 class MessagesPublished(Fact, frozen=True, tag="pub"):
@@ -288,6 +291,7 @@ def fold(state: RunState | None, fact: AnyFact) -> RunState:
             config=fact.config,
             is_async_default=fact.is_async_default,
             attributes=dict(fact.attributes),
+            indexed={use.attribute: use.name for use in fact.indexes},
             fact_count=1,
             last_event=1,
             run_attempt=fact.run_attempt,
@@ -308,6 +312,7 @@ def _flow_start(fact: RunStarted) -> FlowStart:
         flow_type=fact.flow_type,
         step=fact.start,
         attributes=fact.attributes,
+        indexes=fact.indexes,
         config=fact.config,
         is_async_default=fact.is_async_default,
         delay_ms=fact.delay_ms,
@@ -452,6 +457,8 @@ def _locals(state: RunState, fact: LocalsKept) -> None:
 
 
 def _written(state: RunState, fact: AttributesWritten) -> None:
+    for use in fact.indexes:
+        state.indexed[use.attribute] = use.name
     for key, value in fact.writes:
         if value is None:
             state.attributes.pop(key, None)

@@ -88,12 +88,21 @@ class FlowTimeout(msgspec.Struct, frozen=True, omit_defaults=True):
     raw: bytes = b""  # the encoded dex.FlowTimeoutHandlerOptions
 
 
+class IndexUse(msgspec.Struct, frozen=True):
+    """An Attribute write that names the index in which the Attribute can be found from now on."""
+
+    attribute: str
+    name: str
+    type: int  # of ``dex.IndexType``
+
+
 class FlowStart(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a run begins with, whoever starts it, and what a Flow retry begins with again."""
 
     flow_type: str
     step: Movement | None = None
     attributes: tuple[tuple[str, Value], ...] = ()
+    indexes: tuple[IndexUse, ...] = ()
     config: bytes = b""
     is_async_default: bool = False
     delay_ms: int = 0
@@ -270,6 +279,7 @@ class RunState(msgspec.Struct):
     error_message: str = ""
     is_async_default: bool = False
     attributes: dict[str, Value] = msgspec.field(default_factory=dict)
+    indexed: dict[str, str] = msgspec.field(default_factory=dict)  # Attribute to index, as written
     channels: dict[str, list[Message]] = msgspec.field(default_factory=dict)
     steps: dict[str, StepExecution] = msgspec.field(default_factory=dict)
     counters: dict[str, int] = msgspec.field(default_factory=dict)

@@ -30,6 +30,7 @@ def run_started(
         is_async_default=start.is_async_default,
         start=start.step,
         attributes=start.attributes,
+        indexes=start.indexes,
         delay_ms=start.delay_ms,
         timeout=start.timeout,
         retry=start.retry,

@@ -122,7 +122,7 @@ class Turn:
     def write(self, writes: Writes, execution_id: str | None = None) -> None:
         """Apply a handler's changes."""
         if writes.attributes:
-            self.emit(AttributesWritten(writes.attributes))
+            self.emit(AttributesWritten(writes.attributes, writes.indexes))
         self.delete(writes.deleted)
         self.publish(writes.published)
         if writes.step_locals and execution_id is not None:

@@ -15,6 +15,7 @@ class Limits:
         request: Largest request; the gRPC server refuses more.
         task: Largest task or reply: the SDK receives at most 4 MiB.
         value: Largest single value.
+        indexed_value: Largest value of an indexed Attribute.
         name: Longest name of a Flow, Step, Channel, Attribute or request.
         steps: Most open Step executions of a Flow.
         messages: Most pending messages of a Channel.
@@ -23,6 +24,7 @@ class Limits:
     request: int = 16 << 20
     task: int = (4 << 20) - (64 << 10)
     value: int = 3_670_016
+    indexed_value: int = 32 << 10
     name: int = 255
     steps: int = 10_000
     messages: int = 10_000

@@ -34,6 +34,15 @@ def check_enum(what: str, number: int, enum: Any) -> None:
         raise BadRequest(f"unknown {what} {number}")
 
 
+def unique(what: str, names: Iterable[Any]) -> None:
+    """Refuse what is there twice."""
+    seen: set[Any] = set()
+    for name in names:
+        if name in seen:
+            raise BadRequest(f"{what} repeat {name!r}")
+        seen.add(name)
+
+
 def check_lock_keys(keys: Iterable[str], limits: Limits) -> None:
     """Refuse keys that no Attribute can have."""
     for key in keys:

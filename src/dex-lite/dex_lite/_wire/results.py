@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from dex.dexpb import dex_pb2 as pb
 
@@ -15,8 +15,9 @@ from dex_lite._machine.model import (
     TimerCondition,
     Value,
 )
+from dex_lite._wire.attributes import AttributeWrites, attribute_writes
 from dex_lite._wire.limits import Limits, name_fault
-from dex_lite._wire.options import NULL, BadRequest, encoded_value, movement
+from dex_lite._wire.options import NULL, BadRequest, encoded_value, movement, unique
 
 _CLOSES: dict[int, Literal["graceful", "force", "fail", "conditional", "dead_end"]] = {
     pb.CLOSE_DECISION_TYPE_GRACEFUL_COMPLETE: "graceful",
@@ -36,8 +37,11 @@ _LONGEST_TIMER_S = 1_000 * 366 * 86_400  # what is stored are 64 bit millisecond
 class ResultReader:
     """Reads results under the engine's limits."""
 
-    def __init__(self, limits: Limits, heartbeat_floor_ms: int) -> None:
+    def __init__(
+        self, limits: Limits, heartbeat_floor_ms: int, index_types: Mapping[str, int]
+    ) -> None:
         self.limits = limits
+        self._index_types = index_types
         self._heartbeat_floor_ms = heartbeat_floor_ms
 
     def wait_for(self, result: pb.InvokeWaitForMethodResponse) -> WaitForResult:
@@ -45,10 +49,12 @@ class ResultReader:
         condition = None
         if result.HasField("waiting_condition"):
             condition = self._condition(result.waiting_condition)
+        written = self.attributes(result.upsert_attributes)
         left = pb.StepWaitForCompletedOutput(record_events=result.record_events)
         return WaitForResult(
             condition=condition,
-            attributes=self.attributes(result.upsert_attributes),
+            attributes=written.values,
+            indexes=written.indexes,
             deleted=self._deletions(result.delete_from_channel),
             published=self.publications(result.publish_to_channel),
             step_locals=self._locals(result.upsert_step_exe_locals),
@@ -73,6 +79,7 @@ class ResultReader:
             elif decision.close_decision.HasField("close_input"):
                 value = self._output(decision.close_decision.close_input)
         self._check_decision(decision, close)
+        written = self.attributes(result.upsert_attributes)
         left = pb.StepExecuteCompletedOutput(record_events=result.record_events)
         if close != "none":
             left.step_decision.close_decision.CopyFrom(decision.close_decision)
@@ -87,7 +94,8 @@ class ResultReader:
             conditional_channels=tuple(decision.close_decision.conditional_channel_names),
             cancel_types=tuple(decision.cancel_step_types),
             cancel_sibling_types=tuple(decision.cancel_sibling_step_types),
-            attributes=self.attributes(result.upsert_attributes),
+            attributes=written.values,
+            indexes=written.indexes,
             deleted=self._deletions(result.delete_from_channel),
             published=self.publications(result.publish_to_channel),
             step_locals=self._locals(result.upsert_step_exe_locals),
@@ -99,7 +107,8 @@ class ResultReader:
         decision = result.step_decision
         if decision.HasField("close_decision") or decision.cancel_sibling_step_types:
             raise BadRequest("an RPC may only schedule Steps and cancel Steps by type")
-        _unique("cancelled Step types", decision.cancel_step_types)
+        unique("cancelled Step types", decision.cancel_step_types)
+        written = self.attributes(result.upsert_attributes)
         left = pb.RpcExecutionCompletedEvent(record_events=result.record_events)
         return RpcResult(
             value=encoded_value(
@@ -108,32 +117,16 @@ class ResultReader:
             next_steps=self._movements(decision.next_steps, is_async_default),
             cancel_types=tuple(decision.cancel_step_types),
             has_recorded_events=bool(result.record_events),
-            attributes=self.attributes(result.upsert_attributes),
+            attributes=written.values,
+            indexes=written.indexes,
             deleted=self._deletions(result.delete_from_channel),
             published=self.publications(result.publish_to_channel),
             output=left.SerializeToString(),
         )
 
-    def attributes(
-        self, writes: Iterable[pb.AttributeWrite]
-    ) -> tuple[tuple[str, Value | None], ...]:
+    def attributes(self, writes: Iterable[pb.AttributeWrite]) -> AttributeWrites:
         """Attribute writes; null deletes."""
-        found: list[tuple[str, Value | None]] = []
-        for write in writes:
-            if fault := name_fault("Attribute key", write.key, self.limits, forbidden=""):
-                raise BadRequest(fault)
-            if write.is_hard_delete_on_null:
-                raise BadRequest(
-                    "hard-delete Attributes are not supported by this release of dex-lite"
-                )
-            if write.index_config.enable:
-                raise BadRequest("indexed Attributes are not supported by this release of dex-lite")
-            if not write.HasField("value"):
-                raise BadRequest(f"Attribute {write.key!r} has no value")
-            value = encoded_value(f"Attribute {write.key!r}", write.value, self.limits)
-            found.append((write.key, None if value == NULL else value))
-        _unique("Attribute keys", [key for key, _ in found])
-        return tuple(found)
+        return attribute_writes(writes, self.limits, self._index_types)
 
     def publications(self, messages: Iterable[pb.ChannelMessage]) -> tuple[tuple[str, Value], ...]:
         """Messages to publish."""
@@ -168,7 +161,7 @@ class ResultReader:
             )
             for kv in values
         )
-        _unique("step locals", [key for key, _ in found])
+        unique("step locals", [key for key, _ in found])
         return found
 
     def _movements(
@@ -197,14 +190,14 @@ class ResultReader:
             names = decision.close_decision.conditional_channel_names
             if not names or not all(names) or not decision.next_steps:
                 raise BadRequest("a conditional completion needs Channels and fallback Steps")
-            _unique("conditional Channels", names)
+            unique("conditional Channels", names)
         if close == "fail" and decision.close_decision.close_input.WhichOneof("kind") not in (
             None,
             "string_value",
         ):
             raise BadRequest("the input of a failing decision must be text")
-        _unique("cancelled Step types", decision.cancel_step_types)
-        _unique("cancelled sibling Step types", decision.cancel_sibling_step_types)
+        unique("cancelled Step types", decision.cancel_step_types)
+        unique("cancelled sibling Step types", decision.cancel_sibling_step_types)
 
     def _condition(self, message: pb.WaitingCondition) -> Condition:
         kind = _KINDS.get(message.waiting_condition_type)
@@ -218,7 +211,7 @@ class ResultReader:
         channels = tuple(self._channel(channel) for channel in message.channel_conditions)
         ids = [timer.condition_id for timer in timers if timer.condition_id]
         ids += [channel.condition_id for channel in channels if channel.condition_id]
-        _unique("condition ids", ids)
+        unique("condition ids", ids)
         combinations = tuple(tuple(c.condition_ids) for c in message.condition_combinations)
         if kind == "combination":
             if not combinations or not all(combinations):
@@ -243,11 +236,3 @@ class ResultReader:
         if (at_least or 0) < 0 or (at_most is not None and at_most < (at_least or 0)):
             raise BadRequest(f"bad bounds for Channel {message.channel_name!r}")
         return ChannelCondition(message.condition_id, message.channel_name, at_least, at_most)
-
-
-def _unique(what: str, names: Iterable[Any]) -> None:
-    seen: set[Any] = set()
-    for name in names:
-        if name in seen:
-            raise BadRequest(f"{what} repeat {name!r}")
-        seen.add(name)

@@ -12,8 +12,8 @@ from dex_lite._machine.model import (
     Movement,
     RetryPolicy,
     StepOptions,
-    Value,
 )
+from dex_lite._wire.attributes import AttributeWrites
 from dex_lite._wire.limits import Limits, name_fault
 from dex_lite._wire.options import BadRequest, check_enum, movement, retry_policy, step_options
 
@@ -27,11 +27,11 @@ _POLICIES: dict[int, Literal["fail", "cancel", "handler"]] = {
 
 def flow_start(
     request: pb.StartFlowRequest,
-    attributes: tuple[tuple[str, Value | None], ...],
+    written: AttributeWrites,
     limits: Limits,
     heartbeat_floor_ms: int,
 ) -> FlowStart:
-    """What the run begins with. ``attributes`` are the request's, already checked.
+    """What the run begins with. ``written`` are the request's Attributes, already checked.
 
     Raises:
         BadRequest: Something breaks a rule.
@@ -56,7 +56,8 @@ def flow_start(
     return FlowStart(
         flow_type=request.flow_type,
         step=step,
-        attributes=tuple((key, value) for key, value in attributes if value is not None),
+        attributes=tuple((key, value) for key, value in written.values if value is not None),
+        indexes=written.indexes,
         config=config.SerializeToString(),
         is_async_default=is_async,
         delay_ms=options.flow_start_delay_seconds * 1_000,
