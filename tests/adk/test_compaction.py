@@ -17,6 +17,7 @@ from dex_agents import (
     AgentMessage,
     AgentSessionClient,
     AgentSessionFlow,
+    AgentTurnError,
     CompactionPolicy,
     HistorySummary,
     MessageRole,
@@ -163,6 +164,27 @@ async def test_a_failing_summary_harms_no_turn(tmp_path: Path) -> None:
         await sessions.wait_for_turn("s", 8, timeout_s=TURN_S)
     assert len(summaries.requests) > 2
     assert "Summary of the conversation" in json.dumps(world.requests_of("root")[-1])
+
+
+async def test_turns_that_failed_behind_a_call_do_not_stop_it(tmp_path: Path) -> None:
+    world = TreeWorld(
+        {
+            "root": [
+                [call("note", x="kept")],
+                AgentTurnError("cut off"),
+                *[text(f"{n} {BULK}") for n in range(20)],
+            ]
+        }
+    )
+    summaries = TreeWorld({})
+    flow = make(world, summaries, kept_turns=1)
+    async with (
+        private_engine(tmp_path / "e.db") as engine,
+        serve(engine.address, flow, tmp_path) as sessions,
+    ):
+        await talk(sessions, [BULK] * 12)
+    assert len(summaries.requests) >= 2
+    assert "note" in json.dumps(summaries.requests[0])
 
 
 async def test_retention_deletes_behind_the_summary(tmp_path: Path) -> None:

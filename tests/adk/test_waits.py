@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from google.adk.agents.llm_agent import LlmAgent
+from google.adk.events.event import Event
 from google.adk.events.request_input import RequestInput
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.adk.tools.tool_context import ToolContext
@@ -21,6 +22,7 @@ from dex_agents import (
     InvalidInputError,
     PendingInterrupt,
     ToolEffect,
+    ToolPolicy,
 )
 from dex_agents.testing import private_engine
 from dex_agents_google_adk import adk_agent_session_flow
@@ -171,6 +173,69 @@ async def test_a_workflow_asks_the_user_and_goes_on(tmp_path: Path) -> None:
     assert seen == [{"publish": True}]
     assert len(world.requests) == 1
     assert world.executed == [("ask", {})]
+
+
+async def test_a_review_that_loops_back_asks_anew_each_time(tmp_path: Path) -> None:
+    world = World([text("draft 1"), text("draft 2"), text("draft 3")])
+
+    def review(node_input: Any) -> Any:
+        yield RequestInput(message=f"Publish {node_input}?", response_schema=None)
+
+    def judge(node_input: Any) -> Any:
+        yield Event(output=node_input, route="publish" if node_input == "yes" else "again")  # type: ignore[call-arg]
+
+    def publish(node_input: Any) -> str:
+        world.ran("publish", answer=node_input)
+        return "published"
+
+    writer = LlmAgent(name="writer", model=ScriptedLlm(world=world))
+    root = Workflow(
+        name="flow",
+        edges=[("START", writer, review, judge), (judge, {"again": writer, "publish": publish})],
+    )
+    asked: list[PendingInterrupt] = []
+    async with session(root, tmp_path) as sessions:
+        for answer in ("no", "still no", "yes"):
+            (question,) = await pending(sessions)
+            asked.append(question)
+            await sessions.answer_question("s", question.interrupt_id, answer)
+        snapshot = await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        assert snapshot.last_turn is not None and not snapshot.last_turn.error
+    assert [item.hint for item in asked] == [f"Publish draft {n}?" for n in (1, 2, 3)]
+    assert len({item.interrupt_id for item in asked}) == 3
+    assert world.executed == [("publish", {"answer": "yes"})]
+    assert len(world.requests) == 3
+
+
+async def test_a_workflow_goes_on_behind_a_gated_tool_of_its_agent(tmp_path: Path) -> None:
+    world = World([call("book", x="room"), text("booked")])
+
+    def before(node_input: Any) -> str:
+        world.ran("before")
+        return "please"
+
+    def book(x: str) -> str:
+        """Book."""
+        world.ran("book", x=x)
+        return "ok"
+
+    def behind(node_input: Any) -> str:
+        world.ran("behind", node_input=node_input)
+        return "done"
+
+    agent = LlmAgent(name="booker", model=ScriptedLlm(world=world), tools=[book])
+    root = Workflow(name="flow", edges=[("START", before, agent, behind)])
+    gate = {"book": ToolPolicy(ToolEffect.NON_IDEMPOTENT_WRITE, requires_approval=True)}
+    async with session(root, tmp_path, tool_policies=gate) as sessions:
+        (asked,) = await pending(sessions)
+        assert world.executed == [("before", {})]
+        await sessions.resolve_interrupt("s", asked.interrupt_id, approved=True)
+        await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+    assert world.executed == [
+        ("before", {}),
+        ("book", {"x": "room"}),
+        ("behind", {"node_input": "booked"}),
+    ]
 
 
 async def test_a_wait_ends_at_its_deadline(tmp_path: Path) -> None:
