@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dex_agents_google_adk._credentials import CredentialRequest, CredentialResolver
 from dex_agents_google_adk._flow import adk_agent_session_flow
 from dex_agents_google_adk._idempotency import (
     IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY,
@@ -12,6 +13,8 @@ from dex_agents_google_adk._runner import AdkAgentRunner
 __all__ = [
     "IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY",
     "AdkAgentRunner",
+    "CredentialRequest",
+    "CredentialResolver",
     "adk_agent_session_flow",
     "idempotency_key_for_tool_call",
 ]

@@ -11,6 +11,10 @@ from typing import Any
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.readonly_context import ReadonlyContext
+from google.adk.auth._auth_resume import _oauth_state_key, store_auth_response
+from google.adk.auth.auth_credential import AuthCredential
+from google.adk.auth.auth_tool import AuthConfig
+from google.adk.sessions.state import State
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.function_tool import FunctionTool
 from google.adk.utils._callback_pipeline import (
@@ -55,3 +59,21 @@ def is_unknown_tool(tool: BaseTool) -> bool:
 def is_generator_tool(tool: BaseTool) -> bool:
     """Whether the tool's function yields, which needs ADK's event queue."""
     return isinstance(tool, FunctionTool) and bool(tool._spec.is_generator)
+
+
+async def credential_state(
+    requested: AuthConfig, credential: AuthCredential, call_id: str
+) -> AuthCredential | None:
+    """What ADK keeps in its ``temp:`` state of an answer to a credential request.
+
+    ADK completes the answer from the request, checks its ``state``, and exchanges it if it can.
+    """
+    state = State(value={}, delta={})
+    oauth2 = requested.exchanged_auth_credential and requested.exchanged_auth_credential.oauth2
+    if oauth2 and oauth2.state:
+        state[_oauth_state_key(call_id)] = oauth2.state
+    stored = await store_auth_response(
+        requested=requested, response=credential, state=state, interrupt_id=call_id
+    )
+    found = state.get(f"temp:{requested.credential_key}") if stored is not None else None
+    return found if isinstance(found, AuthCredential) else None

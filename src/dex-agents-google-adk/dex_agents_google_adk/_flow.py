@@ -18,6 +18,7 @@ from google.adk.workflow import BaseNode
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents._tool_sources.catalog import DEFAULT_LISTING_TIMEOUT
 from dex_agents._tool_sources.contract import ToolSource
+from dex_agents_google_adk._credentials import CredentialResolver
 from dex_agents_google_adk._runner import AdkAgentRunner
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def adk_agent_session_flow(
     summary_model: str | BaseLlm | None = None,
     tool_sources: Sequence[ToolSource] | None = None,
     tool_source_listing_timeout: timedelta = DEFAULT_LISTING_TIMEOUT,
+    credential_resolver: CredentialResolver | None = None,
+    authorization_secret: bytes | None = None,
     options: AgentSessionOptions | None = None,
 ) -> AgentSessionFlow:
     """The Flow whose executions are durable sessions of ``agent``.
@@ -78,6 +81,8 @@ def adk_agent_session_flow(
         summary_model: See :class:`AdkAgentRunner`.
         tool_sources: See :class:`AdkAgentRunner`.
         tool_source_listing_timeout: See :class:`AdkAgentRunner`.
+        credential_resolver: See :class:`AdkAgentRunner`.
+        authorization_secret: See :class:`AdkAgentRunner`.
         options: Options of the session.
 
     Raises:
@@ -105,6 +110,8 @@ def adk_agent_session_flow(
         summary_model=summary_model,
         tool_sources=tool_sources,
         tool_source_listing_timeout=tool_source_listing_timeout,
+        credential_resolver=credential_resolver,
+        authorization_secret=authorization_secret,
     )
     if compaction is not None and isinstance(agent, App) and agent.events_compaction_config:
         raise ValueError(

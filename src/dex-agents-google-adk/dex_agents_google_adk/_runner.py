@@ -36,6 +36,12 @@ from dex_agents_google_adk._adk_workarounds import (
     task_delegations,
 )
 from dex_agents_google_adk._compaction import HistoryWriter
+from dex_agents_google_adk._credentials import (
+    CredentialBroker,
+    CredentialResolver,
+    checked_authorization_secret,
+    checked_resolver,
+)
 from dex_agents_google_adk._effects import PolicyResolver
 from dex_agents_google_adk._events import dump_event, text_content, to_message, user_event
 from dex_agents_google_adk._images import ImageLoader, placeholder
@@ -81,6 +87,10 @@ class AdkAgentRunner:
             one toolset to each agent of the tree, which is empty outside its own runs.
         tool_source_listing_timeout: Longest time a source may take to list; whole seconds. One that
             fails or is slower offers nothing in that model call.
+        credential_resolver: Gives a tool the credential that it asked for, by the reference that
+            a person has answered with; see ``CredentialResolver``. Without one, such a tool fails.
+        authorization_secret: At least 32 random bytes, the same in every Worker, from which the
+            verifiers of authorizations with PKCE are derived, so that none is stored.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -108,6 +118,8 @@ class AdkAgentRunner:
         summary_model: str | BaseLlm | None = None,
         tool_sources: Sequence[ToolSource] | None = None,
         tool_source_listing_timeout: timedelta = DEFAULT_LISTING_TIMEOUT,
+        credential_resolver: CredentialResolver | None = None,
+        authorization_secret: bytes | None = None,
     ) -> None:
         app, tree = _validation.checked_app(agent, dynamic_agents, resumable_agents)
         catalog = ToolSourceCatalog(
@@ -143,14 +155,17 @@ class AdkAgentRunner:
             memory_service=_validation.checked_service(
                 memory_service, BaseMemoryService, "memory_service"
             ),
-            credential_service=_validation.checked_service(
-                credential_service, BaseCredentialService, "credential_service"
-            ),
+            credential_service=_validation.checked_credential_service(credential_service),
             tools_in_threads=tools_in_threads,
             loop_bound_tools=frozenset(loop_bound_tools),
             tool_threads=tool_threads,
             sources=SourceTools(catalog, policies),
             images=ImageLoader(_validation.checked_service(media_store, MediaStore, "media_store")),
+            credentials=CredentialBroker(
+                checked_resolver(credential_resolver),
+                checked_authorization_secret(authorization_secret),
+                user_id,
+            ),
         )
         if summary_model is not None and not isinstance(summary_model, (str, BaseLlm)):
             raise TypeError(

@@ -11,6 +11,7 @@ from google.adk.artifacts.base_artifact_service import BaseArtifactService
 from google.adk.auth.credential_service.base_credential_service import BaseCredentialService
 from google.adk.memory.base_memory_service import BaseMemoryService
 
+from dex_agents_google_adk._credentials import CredentialBroker
 from dex_agents_google_adk._effects import PolicyResolver
 from dex_agents_google_adk._history import HistoryCache
 from dex_agents_google_adk._images import ImageLoader
@@ -33,6 +34,7 @@ class RunnerSetup:
         tool_threads: Size of ADK's thread pool, see :class:`AdkAgentRunner`.
         images: The session's images.
         sources: Tools that come from outside the agent.
+        credentials: What tools ask credentials of.
     """
 
     app: App
@@ -48,6 +50,7 @@ class RunnerSetup:
     tool_threads: int
     images: ImageLoader
     sources: SourceTools
+    credentials: CredentialBroker = field(default_factory=CredentialBroker)
     history: HistoryCache = field(default_factory=HistoryCache)
 
     def runs_in_thread(self, tool_name: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.readonly_context import ReadonlyContext
+from google.adk.events.event_actions import EventActions
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_confirmation import ToolConfirmation
@@ -20,9 +21,10 @@ from dex_agents._contract import (
     Json,
     ToolExecutionResult,
 )
-from dex_agents._errors import ToolExecutionError, ToolNotStartedError
+from dex_agents._errors import ToolNotStartedError
 from dex_agents._media.reference import ImageReference
 from dex_agents_google_adk._actions import actions_to_json
+from dex_agents_google_adk._adk_compat import invocation_of
 from dex_agents_google_adk._adk_workarounds.tool_threads import own_threads
 from dex_agents_google_adk._idempotency import IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY
 from dex_agents_google_adk._images import split_images
@@ -48,7 +50,8 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
 
     Raises:
         ToolNotStartedError: The tool was not entered.
-        ToolExecutionError: The tool reported a failure, or asked for what a Step cannot give.
+        ToolExecutionError: The tool reported a failure, or asked for a credential that the session
+            has no way to get.
         Exception: Whatever else the tool raised.
     """
     if setup.sources.owns(call):
@@ -64,19 +67,35 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
         raise ToolNotStartedError(
             f"tool {call.tool_name!r} could not be prepared: {type(error).__name__}: {error}"
         ) from error
-    result = await _run(setup, tool, arguments, context)
-    actions = context.actions
-    if actions.requested_auth_configs:
-        raise ToolExecutionError(
-            f"Tool {call.tool_name!r} asked for a credential while it ran, which a durable session "
-            f"does not "
-            "support. Give the tool its credential another way, for example through a credential "
-            "service."
-        )
+    given = await setup.credentials.resolve(call)
+    invocation_of(context).session.state.update(given.state)
+    try:
+        value = await _run(setup, tool, arguments, context)
+    except (Exception, SystemExit) as error:
+        if (shown := given.secrets.hide_error(error)) is error:
+            raise
+        raise shown from None
+    # ADK hands credentials to a tool through session state, and tools leave them there.
+    context.actions.state_delta = given.secrets.without_credentials(context.actions.state_delta)
+    if asked := list(context.actions.requested_auth_configs.values()):
+        return ToolExecutionResult(interrupt=setup.credentials.ask(call, asked[0], given))
+    return given.secrets.hide_in_result(await _result(setup, tool, value, context.actions))
+
+
+async def _result(
+    setup: RunnerSetup, tool: BaseTool, value: Any, actions: EventActions
+) -> ToolExecutionResult:
     if actions.requested_tool_confirmations:
-        return ToolExecutionResult(interrupt=_confirmation(actions.requested_tool_confirmations))
-    if isinstance(result, types.FunctionResponse):
-        result = result.response
+        confirmation = next(iter(actions.requested_tool_confirmations.values()))
+        return ToolExecutionResult(
+            interrupt=InterruptRequest(
+                InterruptKind.APPROVAL,
+                hint=confirmation.hint or "",
+                payload=to_json(confirmation.payload),
+            )
+        )
+    if isinstance(value, types.FunctionResponse):
+        value = value.response
     framework_data: dict[str, Json] = {"ended_at": time.time()}
     if changes := actions_to_json(actions):
         framework_data["actions"] = changes
@@ -84,12 +103,10 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
         # What the tool returns at once is for whoever answers; the answer is the call's result.
         return ToolExecutionResult(
             interrupt=InterruptRequest(
-                InterruptKind.LONG_RUNNING,
-                payload=to_json(result),
-                framework_data=framework_data,
+                InterruptKind.LONG_RUNNING, payload=to_json(value), framework_data=framework_data
             )
         )
-    remaining, blobs = split_images(result)
+    remaining, blobs = split_images(value)
     images: list[ImageReference] = []
     if blobs and setup.images.store is not None:
         for blob in blobs:
@@ -139,7 +156,7 @@ def _context(setup: RunnerSetup, call: DeferredToolExecution) -> ToolContext:
     # A person has approved the call, so a tool that asks for confirmation itself need not ask
     # again.
     approved = ToolConfirmation(confirmed=True) if data.get("approved") else None
-    if isinstance(call.answer, dict):
+    if isinstance(call.answer, dict) and "approved" in call.answer:
         approved = ToolConfirmation(
             confirmed=bool(call.answer.get("approved")), payload=call.answer.get("payload")
         )
@@ -148,15 +165,6 @@ def _context(setup: RunnerSetup, call: DeferredToolExecution) -> ToolContext:
     )
     context.custom_metadata[IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY] = call.idempotency_key
     return context
-
-
-def _confirmation(asked: dict[str, ToolConfirmation]) -> InterruptRequest:
-    confirmation = next(iter(asked.values()))
-    return InterruptRequest(
-        InterruptKind.APPROVAL,
-        hint=confirmation.hint or "",
-        payload=to_json(confirmation.payload),
-    )
 
 
 async def _find(

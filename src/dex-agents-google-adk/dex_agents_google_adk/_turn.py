@@ -35,7 +35,7 @@ from dex_agents._contract import (
 from dex_agents._effects import ToolEffect
 from dex_agents._errors import AgentError, AgentTurnError, ModelCallError
 from dex_agents_google_adk._actions import actions_to_json
-from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS, INPUT_CALL
+from dex_agents_google_adk._adk_compat import CREDENTIAL_CALL, FRAMEWORK_CALLS, INPUT_CALL
 from dex_agents_google_adk._adk_workarounds import active_agent
 from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_misleading_path
 from dex_agents_google_adk._attempt import (
@@ -517,6 +517,11 @@ class _TurnAttempt:
             if (event.long_running_tool_ids or call.name in FRAMEWORK_CALLS)
             and call.id not in answered
         ]:
+            if CREDENTIAL_CALL in paused:
+                raise AgentTurnError(
+                    "a toolset of the agent needs a credential before its tools can be listed, "
+                    "which a session cannot wait for; give it through credential_service"
+                )
             raise AgentTurnError(
                 f"ADK paused for {', '.join(map(str, paused))}, which a durable session does not "
                 f"support yet"

@@ -8,6 +8,10 @@ from typing import Any
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
 from google.adk.apps.app import App
+from google.adk.auth.credential_service.base_credential_service import BaseCredentialService
+from google.adk.auth.credential_service.session_state_credential_service import (
+    SessionStateCredentialService,
+)
 from google.adk.tools.base_toolset import BaseToolset
 from google.adk.workflow._base_node import BaseNode
 
@@ -161,6 +165,25 @@ def checked_run_config(run_config: RunConfig | None) -> RunConfig:
             "remove it"
         )
     return run_config
+
+
+def checked_credential_service(
+    service: BaseCredentialService | None,
+) -> BaseCredentialService | None:
+    """An optional credential service that keeps secrets elsewhere.
+
+    Raises:
+        TypeError: It is no credential service.
+        ValueError: It keeps secrets in the session.
+    """
+    checked_service(service, BaseCredentialService, "credential_service")
+    if isinstance(service, SessionStateCredentialService):
+        raise ValueError(
+            "credential_service is a SessionStateCredentialService, which keeps credentials in "
+            "session state, and a durable session stores that; use a service that keeps them in a "
+            "secret manager"
+        )
+    return service
 
 
 def checked_service(service: Any, kind: type[Any], argument: str) -> Any:

@@ -96,6 +96,8 @@ class InterruptKind(StrEnum):
     """An answer to a question."""
     LONG_RUNNING = "long_running"
     """The result of work that was started outside."""
+    CREDENTIAL = "credential"
+    """The name under which the application keeps a secret that the tool needs."""
 
 
 @dataclass(frozen=True)
@@ -394,8 +396,11 @@ class DeferredToolExecution:
             of the same turn that reuses the call id has ``#2``, ``#3`` … behind it.
         tool_context: From :class:`ToolCallsRequested`.
         framework_data: From :class:`RequestedToolCall`.
-        answer: Set if the call runs again because an approval that it asked for was answered:
-            ``{"approved": bool, "message": str or None, "payload": Json}``.
+        answer: Set if the call runs again because what its tool asked for was answered. Of an
+            approval ``{"approved": bool, "message": str or None, "payload": Json}``. Of credentials
+            ``{"credentials": [...]}``, oldest first, each with ``reference``, ``state`` and the
+            ``request`` that was the interrupt's ``framework_data``. A call that asked for both has
+            both.
         checkpoint: What attempts of this call leave each other; always set in a tool Step.
     """
 
@@ -423,8 +428,8 @@ class ToolExecutionResult:
         output: The result as a JSON value.
         framework_data: The runner's own data, such as state changes; stored with the record.
         images: Images that the model shall see behind the output, uploaded already.
-        interrupt: Set if the call has no result yet. An approval runs the tool again with the
-            answer; the answer to anything else becomes the call's output.
+        interrupt: Set if the call has no result yet. An approval and a credential run the tool
+            again with the answer; the answer to anything else becomes the call's output.
     """
 
     output: Json = None

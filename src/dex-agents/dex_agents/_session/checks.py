@@ -18,6 +18,8 @@ MAX_ID_CHARACTERS = 200
 MAX_IMAGES = 100
 MAX_ARGUMENTS_BYTES = 64 * 1024
 MAX_JSON_DEPTH = 64
+MAX_REFERENCE_CHARACTERS = 256
+MAX_STATE_BYTES = 4096
 MAX_TURN = 99_999_999
 """The last turn whose page has its place in order."""
 MAX_PAGE_TURNS = 100
@@ -27,6 +29,7 @@ _MAX_URI_CHARACTERS = 2048
 _UPLOAD = "; upload each image with put_image of the media store first"
 _FORBIDDEN_IN_IDS = "/$:"
 _TURN_ID = re.compile(r"t[1-9][0-9]{0,7}", re.ASCII)
+_REFERENCE = re.compile(f"[A-Za-z0-9._:/@+-]{{1,{MAX_REFERENCE_CHARACTERS}}}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -153,6 +156,17 @@ def check_answer(answer: object, limit: int) -> None:
             "answer must not be None, which is no answer; cancel_turn ends a turn without one"
         )
     check_json("answer", answer, limit)
+
+
+def check_reference(reference: object) -> str:
+    """Refuse what can be no name of a secret. It is not shown, as it may be the secret."""
+    if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
+        raise InvalidInputError(
+            f"reference must be a name of 1 to {MAX_REFERENCE_CHARACTERS} letters, digits and "
+            ". _ : / @ + -; keep the secret, or the URL of an authorization's callback, under such "
+            "a name where the credential resolver finds it, and give the name"
+        )
+    return reference
 
 
 def check_images(images: object, *, takes_images: bool) -> None:

@@ -252,6 +252,42 @@ class AgentSessionClient:
         given = {"value": value, "is_wrapped": is_wrapped}
         await self._answer(session_id, interrupt_id, answer_id, given)
 
+    async def provide_credential(
+        self,
+        session_id: str,
+        interrupt_id: str,
+        reference: str,
+        *,
+        state: str | None = None,
+        answer_id: str | None = None,
+    ) -> None:
+        """Say where a credential is that a pending interrupt asks for; the answer acts once.
+
+        The secret itself never enters the session: keep it where the Workers' credential resolver
+        finds it, and give its name here.
+
+        Args:
+            reference: The name under which the application keeps the secret.
+            state: Of an authorization, the ``state`` that its callback came with.
+            answer_id: As in :meth:`resolve_interrupt`.
+
+        Raises:
+            InterruptError: It is not pending, was already answered, has expired, asks for something
+                else, or the state is not that of its own request; nothing changed.
+            InvalidInputError: An argument is refused, for example a reference that looks like the
+                secret itself; nothing was stored.
+            SessionNotFoundError, SessionClosedError, SessionUnavailableError:
+                As in :meth:`resolve_interrupt`.
+        """
+        checks.check_session_id(session_id)
+        checks.check_interrupt_id(interrupt_id)
+        credential = {"reference": checks.check_reference(reference)}
+        if state is not None:
+            checks.check_text("state", state, checks.MAX_STATE_BYTES)
+            credential["state"] = state
+        given: dict[str, Json] = {"credential": credential}
+        await self._answer(session_id, interrupt_id, answer_id, given)
+
     async def _answer(
         self, session_id: str, interrupt_id: str, answer_id: str | None, given: dict[str, Json]
     ) -> None:

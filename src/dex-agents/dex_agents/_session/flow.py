@@ -274,7 +274,9 @@ class AgentSessionFlow(Flow[bytes]):
         digest = given.get("arguments_digest")
         if digest and digest != arguments_digest(interrupt.tool_name, interrupt.arguments):
             return RPCResult(encode({"refused": "arguments_differ"}))
-        if "value" in given:
+        if interrupt.kind == InterruptKind.CREDENTIAL and "credential" in given:
+            interrupt.answer = {"credential": given["credential"]}
+        elif "value" in given:
             interrupt.answer = {"value": given["value"]}
         else:
             names = ("approved", "message", "payload", "arguments")
@@ -371,20 +373,38 @@ def _is_open(context: Context, interrupt: StoredInterrupt) -> bool:
 
 def _misfit(interrupt: StoredInterrupt, given: dict[str, Any]) -> str:
     """Why an answer is not one to this interrupt, or empty."""
-    is_approval = interrupt.kind == InterruptKind.APPROVAL
-    if is_approval and "value" in given:
-        return "asks for an approval; use resolve_interrupt(approved=...)"
-    if not is_approval and "value" not in given:
+    if interrupt.kind == InterruptKind.APPROVAL:
+        is_approval = "value" not in given and "credential" not in given
+        return "" if is_approval else "asks for an approval; use resolve_interrupt(approved=...)"
+    if interrupt.kind == InterruptKind.CREDENTIAL:
+        return _misfit_credential(interrupt, given)
+    if "value" not in given:
         return f"asks for an answer of kind {interrupt.kind}; use answer_question"
-    if is_approval or interrupt.response_schema is None:
-        return ""
     value = given["value"]
     if isinstance(value, dict) and set(value) == {"result"} and given.get("is_wrapped"):
         value = value["result"]
+    return _misfit_schema(interrupt, value)
+
+
+def _misfit_credential(interrupt: StoredInterrupt, given: dict[str, Any]) -> str:
+    if "credential" in given:
+        return _misfit_schema(interrupt, given["credential"])
+    if "value" in given or given.get("approved"):
+        return (
+            "asks for a credential; use provide_credential, or resolve_interrupt(approved=False) "
+            "to withhold it"
+        )
+    return ""
+
+
+def _misfit_schema(interrupt: StoredInterrupt, value: Any) -> str:
+    if interrupt.response_schema is None:
+        return ""
     try:
         jsonschema.validate(value, interrupt.response_schema)
     except jsonschema.ValidationError as error:
-        return f"asks for an answer of another form: {error.message}"
+        where = "".join(f"{part}: " for part in error.absolute_path)
+        return f"asks for an answer of another form: {where}{error.message}"
     except jsonschema.SchemaError:
         return ""  # what the schema means is not known, so any answer is one
     return ""

@@ -231,7 +231,7 @@ class CallTask:
     deadline_ms: int | None = None  # of the interrupt
     interrupt: InterruptRequest | None = None  # what the call waits for now, if no policy asked it
     waits: int = 0  # how often it has waited since its tool first ran
-    answer: Json = None  # of the approval that the tool itself asked for
+    answer: Json = None  # to what the tool itself asked for, see DeferredToolExecution
     edited_arguments: Mapping[str, Json] | None = None  # of the person who approved
     following: tuple[CallTask, ...] = ()  # start one after the other when this one has ended
 
@@ -320,7 +320,8 @@ class StoredInterrupt:
     hint: str = ""
     requested_ms: int = 0
     deadline_ms: int | None = None
-    answer: dict[str, Json] | None = None  # approved, message, payload, arguments; or value
+    # approved, message, payload, arguments; or value; or credential (reference, state)
+    answer: dict[str, Json] | None = None
     payload: Json = None
     response_schema: Json = None
 

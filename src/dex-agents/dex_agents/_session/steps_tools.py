@@ -351,7 +351,7 @@ def wait_for_answer(
     context: AsyncContext, flow: AgentSessionFlow, task: CallTask, interrupt: InterruptRequest
 ) -> StepDecision:
     """Ask for what a call waits for, in the commit that ends its Step."""
-    waiting = replace(task, interrupt=interrupt, waits=task.waits + 1, answer=None)
+    waiting = replace(task, interrupt=interrupt, waits=task.waits + 1)
     following: Sequence[CallTask] = ()
     if not task.call.is_ordered_write:
         waiting, following = replace(waiting, following=()), task.following

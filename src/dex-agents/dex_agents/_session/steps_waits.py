@@ -7,7 +7,13 @@ from dataclasses import replace
 from dex import AsyncContext, StepDecision, go_to_many
 
 from dex_agents import _failpoints
-from dex_agents._contract import InterruptKind, Json, ToolCallRecord, ToolCallStatus
+from dex_agents._contract import (
+    InterruptKind,
+    InterruptRequest,
+    Json,
+    ToolCallRecord,
+    ToolCallStatus,
+)
 from dex_agents._session import resources, step_options
 from dex_agents._session.encoding import decode
 from dex_agents._session.events import StepEvents
@@ -20,6 +26,7 @@ from dex_agents._session.steps_tools import (
 )
 
 UNANSWERED_TEXT = "Nobody answered before the deadline."
+WITHHELD_TEXT = "The user did not give the credential that this tool call needs."
 
 
 class AwaitAnswer(AwaitInterrupt):
@@ -36,8 +43,8 @@ class AwaitAnswer(AwaitInterrupt):
         answer = interrupt.answer if interrupt is not None else None
         asked = task.interrupt
         assert asked is not None, f"call {task.interrupt_id} waits for nothing"
-        if answer is not None and asked.kind is InterruptKind.APPROVAL:
-            again = replace(task, interrupt=None, answer=answer)
+        if answer is not None and (given := _for_the_tool(task, asked, answer)) is not None:
+            again = replace(task, interrupt=None, answer=given)
             return go_to_many(step_options.call_tool(self._flow.options, again))
         record = _record(task, answer)
         events = StepEvents(
@@ -46,6 +53,19 @@ class AwaitAnswer(AwaitInterrupt):
         decision = finish(context, self._flow, task, record, events)
         events.close()
         return decision
+
+
+def _for_the_tool(
+    task: CallTask, asked: InterruptRequest, answer: dict[str, Json]
+) -> dict[str, Json] | None:
+    """What the tool runs again with, which it was told before included; ``None``: it does not."""
+    before: dict[str, Json] = task.answer or {}
+    if asked.kind is InterruptKind.APPROVAL:
+        return {**before, **answer}
+    if asked.kind is InterruptKind.CREDENTIAL and "credential" in answer:
+        given = {**answer["credential"], "request": asked.framework_data}
+        return {**before, "credentials": [*before.get("credentials", ()), given]}
+    return None
 
 
 def _record(task: CallTask, answer: dict[str, Json] | None) -> ToolCallRecord:
@@ -59,6 +79,13 @@ def _record(task: CallTask, answer: dict[str, Json] | None) -> ToolCallRecord:
             )
         return ToolCallRecord(
             call.call_id, call.tool_name, ToolCallStatus.FAILED, error=UNANSWERED_TEXT
+        )
+    if asked.kind is InterruptKind.CREDENTIAL:
+        return ToolCallRecord(
+            call.call_id,
+            call.tool_name,
+            ToolCallStatus.REJECTED,
+            rejection_message=str(answer.get("message") or WITHHELD_TEXT),
         )
     return ToolCallRecord(
         call.call_id,

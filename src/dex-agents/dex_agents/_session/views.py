@@ -21,12 +21,14 @@ class PendingInterrupt:
     Attributes:
         interrupt_id: Name of the interrupt; the same after any crash.
         kind: ``"approval"``: may this tool call run? ``"input"``: a question. ``"long_running"``:
-            the result of work that a tool has started. The latter two take ``answer_question``.
+            the result of work that a tool has started. These two take ``answer_question``.
+            ``"credential"``: a secret that a tool needs; takes ``provide_credential``.
         arguments: Arguments of the call that is asked for.
         arguments_digest: SHA-256 (hex) of tool name and arguments; hand it to
             ``resolve_interrupt`` so that an answer counts only for what was shown.
         deadline: When it expires, an approval as a rejection, or ``None``.
-        payload: What is shown besides, such as the early value of a long-running tool.
+        payload: What is shown besides, such as the early value of a long-running tool, or which
+            credential is asked for.
         response_schema: JSON Schema that an answer must fit, or ``None``.
     """
 
