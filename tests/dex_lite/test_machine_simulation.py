@@ -61,6 +61,16 @@ COMMANDS_A_RUN = 120
 SEEDS_A_CASE = 30
 
 
+class Alone:
+    """There are no other runs."""
+
+    def latest(self, flow_id: str) -> None:
+        return None
+
+    def turn(self, run_id: str) -> None:
+        return None
+
+
 class Simulation:
     """One run under a random schedule, and a second state that is folded from stored facts."""
 
@@ -345,7 +355,7 @@ class Simulation:
 
     def after(self, turn: Turn) -> None:
         """The command's own run, and a run that follows it."""
-        turns = list(spread(turn))
+        turns = list(spread(turn, Alone()))
         assert turns[0] is turn and len(turns) <= 2
         self.after_one(turn)
         if len(turns) == 2:

@@ -17,6 +17,7 @@ from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
 
 import dex_lite
+from dex_lite._machine.model import RunState
 from dex_lite._options import EngineOptions
 from dex_lite._wire.limits import Limits
 from dex_lite._wire.options import BadRequest
@@ -327,9 +328,35 @@ def _channel(**bounds: int) -> pb.InvokeWaitForMethodResponse:
     return _wait(waiting_condition_type=1, channel_conditions=[condition])
 
 
+def _sub_flow(
+    options: pb.SubFlowOptions | None = None, **fields: Any
+) -> pb.InvokeWaitForMethodResponse:
+    condition = pb.SubFlowCondition(**{"sub_flow_type": "F", "start_step_type": "S", **fields})
+    if options is not None:
+        condition.options.CopyFrom(options)
+    return _wait(waiting_condition_type=1, sub_flow_conditions=[condition])
+
+
+PARENT = RunState("p", "run", "F", "r", 0)
+
+
 @pytest.mark.parametrize(
     "result, wanted",
     [
+        (_sub_flow(sub_flow_type=""), "Flow type must not be blank"),
+        (_sub_flow(start_step_type="a/b"), "must not contain '/'"),
+        (_sub_flow(step_input=pb.Value()), "has no kind"),
+        (_sub_flow(pb.SubFlowOptions(reuse_policy=99)), "reuse policy 99"),
+        (_sub_flow(pb.SubFlowOptions(flow_timeout_seconds=-1)), "must not be negative"),
+        (_sub_flow(pb.SubFlowOptions(flow_start_delay_seconds=-1)), "must not be negative"),
+        (
+            _sub_flow(pb.SubFlowOptions(retry_policy=pb.FlowRetryPolicy(maximum_attempts=-1))),
+            "must not hold negative numbers",
+        ),
+        (
+            _sub_flow(pb.SubFlowOptions(attributes=[pb.AttributeWrite(key="k")])),
+            "'k' has no value",
+        ),
         (_wait(waiting_condition_type=99, timer_conditions=[_timer(1)]), "type 99"),
         (_wait(waiting_condition_type=1), "at least one condition"),
         (_wait(waiting_condition_type=1, timer_conditions=[_timer(-1)]), "not be negative"),
@@ -354,7 +381,7 @@ def _channel(**bounds: int) -> pb.InvokeWaitForMethodResponse:
 )
 def test_malformed_wait_results(result: pb.InvokeWaitForMethodResponse, wanted: str) -> None:
     with pytest.raises(BadRequest, match=wanted):
-        ResultReader(Limits(), 1_000, {}).wait_for(result)
+        ResultReader(Limits(), 1_000, {}).wait_for(result, PARENT, "Wait-1")
 
 
 def _decision(kind: int | None = None, steps: int = 0, **close: Any) -> pb.StepDecision:

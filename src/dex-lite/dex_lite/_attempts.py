@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dex.dexpb import dex_pb2 as pb
 
+from dex_lite._errors import DexLiteError
 from dex_lite._logs import event
 from dex_lite._machine import decide
 from dex_lite._machine.model import Failure, RunState, StepExecution
@@ -17,6 +19,7 @@ from dex_lite._rpcs import RpcTask
 from dex_lite._runs import LiveAttempt, Run, StepTask, check_room
 from dex_lite._stream_log import StreamKey
 from dex_lite._timers import now_ms
+from dex_lite._wire.errors import ServiceError
 from dex_lite._wire.options import BadRequest
 from dex_lite._wire.tasks import step_snapshot, step_task
 
@@ -33,6 +36,7 @@ class Attempts:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._reading: set[asyncio.Task[None]] = set()
 
     def offer(self, run: Run, execution_id: str) -> None:
         """Let Workers know of a method that is ready."""
@@ -272,12 +276,15 @@ class Attempts:
         live: LiveAttempt,
         frame: pb.PollWorkerTaskFrame,
         step: StepExecution,
+        read: Mapping[str, RunState] | None = None,
     ) -> None:
         is_wait_for = step.method == "wait_for"
         limits = self._engine.options.limits
         try:
             if is_wait_for:
-                wait_result = self._engine.reader.wait_for(frame.wait_for.result)
+                wait_result = self._engine.reader.wait_for(
+                    frame.wait_for.result, run.state, execution_id
+                )
                 check_room(run.state, limits, wait_result.published, 0)
             else:
                 result = self._engine.reader.execute(
@@ -287,6 +294,12 @@ class Attempts:
         except BadRequest as error:
             self._bad_result(run, execution_id, live, str(error))
             return
+        if is_wait_for and wait_result.sub_flows:
+            assert wait_result.condition is not None
+            ids = [sub_flow.flow_id for sub_flow in wait_result.condition.sub_flows]
+            if self._engine.unread(ids, read or {}):
+                self._later(self._read_first(run, execution_id, live, frame, ids))
+                return
         self._leave(run, execution_id, live)
         self._engine.meter.steps["completed", step.method] += 1
         turn = self._engine.turn(run)
@@ -294,7 +307,35 @@ class Attempts:
             decide.complete_wait_for(turn, execution_id, live.slot.token, wait_result)
         else:
             decide.complete_execute(turn, execution_id, live.slot.token, result)
-        self._engine.store(run, turn)
+        self._engine.store(run, turn, read)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+
+    async def _read_first(
+        self,
+        run: Run,
+        execution_id: str,
+        live: LiveAttempt,
+        frame: pb.PollWorkerTaskFrame,
+        flow_ids: Sequence[str],
+    ) -> None:
+        """Read closed runs back that SubFlows may attach to; the attempt stays live meanwhile."""
+        read: dict[str, RunState] = {}
+        try:
+            while unread := self._engine.unread(flow_ids, read):
+                for row in unread:
+                    read[row.run_id] = await self._engine.state_of(row)
+        except (ServiceError, DexLiteError) as error:
+            if run.live.get(execution_id) is live and not self._engine.is_stopped:
+                failure = Failure(f"a SubFlow could not be read: {error}", "INTERNAL")
+                self._end_attempt(run, execution_id, live, failure)
+            return
+        if run.live.get(execution_id) is live and not self._engine.is_stopped:
+            step = run.state.steps[execution_id]
+            self._result(run, execution_id, live, frame, step, read)
 
     def _bad_result(self, run: Run, execution_id: str, live: LiveAttempt, text: str) -> None:
         failure = Failure(f"invalid result: {text}", "INVALID_RESULT")

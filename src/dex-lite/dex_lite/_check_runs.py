@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Container
 from typing import Any, Protocol
 
 import msgspec
@@ -12,7 +11,7 @@ from dex.dexpb import dex_pb2 as pb
 from dex_lite._check_indexes import IndexRows
 from dex_lite._journal_sql import NUMBER_BITS, NUMBER_MASK, all_rows
 from dex_lite._machine.facts import AnyFact, RunStarted, decode_fact, decode_state, fold
-from dex_lite._machine.model import RUNNING, RunState
+from dex_lite._machine.model import RUNNING, Parent, RunState
 from dex_lite._records import RunRow
 from dex_lite._wire.history import HistoryReader
 
@@ -73,7 +72,7 @@ def check_facts(connection: sqlite3.Connection, result: Result) -> None:
         result.fault(f"a snapshot belongs to run number {key}, which does not exist")
     # Also what lies outside of all runs: one pass over the table in order of its ids.
     folding: _Folding | None = None
-    run_ids = {row.run_id for row in rows.values()}
+    family = _Family({row.run_id for row in rows.values()})
     indexes = IndexRows(connection)
     seen: set[int] = set()
     for number, payload in connection.execute("SELECT id, payload FROM facts ORDER BY id"):
@@ -81,14 +80,45 @@ def check_facts(connection: sqlite3.Connection, result: Result) -> None:
         key = number >> NUMBER_BITS
         if folding is None or folding.key != key:
             if folding is not None:
-                folding.finish(run_ids)
+                folding.finish(family)
             seen.add(key)
             folding = _Folding(connection, result, key, rows.get(key), indexes)
         folding.add(number & NUMBER_MASK, payload)
     if folding is not None:
-        folding.finish(run_ids)
+        folding.finish(family)
+    family.report(result)
     for key in sorted(rows.keys() - seen):
         result.fault(f"{_named(rows[key])} has no facts")
+
+
+class _Family:
+    """What runs have to know of each other."""
+
+    def __init__(self, run_ids: set[str]) -> None:
+        self.run_ids = run_ids
+        self._waits: list[tuple[str, str, Parent]] = []  # run, Flow id of the SubFlow, place
+        self._parents: set[tuple[str, Parent]] = set()  # that open SubFlows will tell of their end
+
+    def add(self, named: str, state: RunState) -> None:
+        """A run without faults of its own."""
+        if not state.is_open:
+            return
+        self._parents |= {(state.flow_id, parent) for parent in state.parents}
+        for step in state.steps.values():
+            if step.phase != "waiting" or step.condition is None:
+                continue
+            for index, (sub_flow, end) in enumerate(
+                zip(step.condition.sub_flows, step.sub_flow_ends, strict=True)
+            ):
+                if end is None:
+                    place = Parent(state.run_id, step.execution_id, index)
+                    self._waits.append((named, sub_flow.flow_id, place))
+
+    def report(self, result: Result) -> None:
+        """Every wait for a SubFlow has an open one that will end it."""
+        for named, flow_id, place in self._waits:
+            if (flow_id, place) not in self._parents:
+                result.fault(f"{named} waits for SubFlow {flow_id!r}, which does not know of it")
 
 
 class _Folding:
@@ -139,8 +169,8 @@ class _Folding:
             self._compare_snapshot(self._snapshot[1])
             self._snapshot = None
 
-    def finish(self, run_ids: Container[str]) -> None:
-        """There are no more facts; these are all runs of the file."""
+    def finish(self, family: _Family) -> None:
+        """There are no more facts."""
         if self._is_faulty or self._state is None or self._row is None:
             return
         if self._snapshot is not None:
@@ -164,12 +194,13 @@ class _Folding:
             if in_row != in_facts:
                 self._fault(f"{self._run()} has {name} {in_row!r}, but its facts say {in_facts!r}")
                 return
-        if state.next_run_id and state.next_run_id not in run_ids:
+        if state.next_run_id and state.next_run_id not in family.run_ids:
             self._fault(f"{self._run()} is followed by run {state.next_run_id}, which is missing")
             return
         for fault in self._indexes.faults(self.key, state):
             self._fault(f"{self._run()}: {fault}")
             return
+        family.add(self._run(), state)
 
     def _fold(self, number: int, fact: AnyFact) -> None:
         try:

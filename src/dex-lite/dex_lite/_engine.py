@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -133,14 +134,15 @@ class Engine:
         """A turn of this run, now."""
         return Turn(run.state, now_ms(), frozenset(run.rpc_locks))
 
-    def store(self, run: Run, turn: Turn) -> int:
+    def store(self, run: Run, turn: Turn, read: Mapping[str, RunState] | None = None) -> int:
         """Hand a turn's facts, and those that it causes in other runs, to the journal as one commit.
 
-        Sets the effects going and returns the number of the commit.
+        Sets the effects going and returns the number of the commit. ``read`` holds the closed runs of
+        :meth:`unread`, by run id.
         """
         writes: list[Write] = []
         moved: list[tuple[Run, Turn]] = []
-        for each in spread(turn):
+        for each in spread(turn, _Reachable(self, read or {})):
             its_run = run if each is turn else self._run_of(each.state)
             writes += self._writes(its_run, each)
             moved.append((its_run, each))
@@ -158,6 +160,13 @@ class Engine:
             if not its_run.state.is_open:
                 self.let_go(its_run)
         return run.commit
+
+    def unread(self, flow_ids: Iterable[str], read: Mapping[str, RunState]) -> list[RunRow]:
+        """Newest runs of these Flow IDs whose states are not in memory."""
+        rows = (self.rows.get(flow_id) for flow_id in flow_ids)
+        return [
+            row for row in rows if row and row.run_id not in self.runs and row.run_id not in read
+        ]
 
     def start_run(self, started: RunStarted) -> Run:
         """A new run; its ``commit`` is the one to wait for."""
@@ -367,6 +376,25 @@ class Engine:
             else:
                 self.journal.when_durable(run.commit, partial(_resolve, waiter.future, found))
         run.waiters[:] = left
+
+
+class _Reachable:
+    """The runs that a command may reach (``family.Runs``)."""
+
+    def __init__(self, engine: Engine, read: Mapping[str, RunState]) -> None:
+        self._engine = engine
+        self._read = read
+
+    def latest(self, flow_id: str) -> RunState | None:
+        row = self._engine.rows.get(flow_id)
+        if row is None:
+            return None
+        run = self._engine.runs.get(row.run_id)
+        return self._read[row.run_id] if run is None else run.state
+
+    def turn(self, run_id: str) -> Turn | None:
+        run = self._engine.runs.get(run_id)
+        return self._engine.turn(run) if run is not None and run.state.is_open else None
 
 
 def _note_run(state: RunState) -> None:

@@ -13,6 +13,7 @@ from dex_lite._machine import decide
 from dex_lite._machine.facts import RunStarted, decode_fact
 from dex_lite._machine.model import COMPLETED, RUNNING, RunState
 from dex_lite._machine.starts import run_started
+from dex_lite._machine.turn import end_of
 from dex_lite._records import RunRow
 from dex_lite._search._fields import IndexTypeError
 from dex_lite._timers import now_ms
@@ -104,7 +105,9 @@ async def wait_for_flow(engine: Engine, request: pb.WaitForFlowRequest) -> pb.Fl
     timeout_s = wait_budget(engine, request.wait_time_seconds)
 
     def check(state: RunState) -> pb.FlowResult | None:
-        return None if state.is_open else flow_result(state, with_results=request.needs_results)
+        if state.is_open:
+            return None
+        return flow_result(end_of(state), with_results=request.needs_results)
 
     result: pb.FlowResult | None
     while True:

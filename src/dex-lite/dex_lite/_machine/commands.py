@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from dex_lite._machine.model import Condition, IndexUse, Movement, Value
+from dex_lite._machine.model import Condition, FlowStart, IndexUse, Movement, Value
 
 
 class Writes(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,10 +20,18 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True):
     output: bytes = b""  # what only history needs
 
 
+class SubFlowStart(msgspec.Struct, frozen=True):
+    """A SubFlow to start, and what an earlier run under its Flow ID means for that."""
+
+    start: FlowStart
+    reuse: Literal["attach", "restart_failed", "restart"]
+
+
 class WaitForResult(Writes, frozen=True, kw_only=True):
     """A WaitFor's result; without a condition the Step goes on at once."""
 
     condition: Condition | None = None
+    sub_flows: tuple[SubFlowStart, ...] = ()  # one for each SubFlow of the condition
 
 
 class ExecuteResult(Writes, frozen=True, kw_only=True):

@@ -47,6 +47,7 @@ from dex_lite._machine.model import (
     FlowTimeout,
     KeptSkip,
     Movement,
+    Parent,
     Recovery,
     RpcAnswer,
     StepExecution,
@@ -54,7 +55,7 @@ from dex_lite._machine.model import (
     TimerCondition,
     Value,
 )
-from dex_lite._machine.turn import SetTimer, Turn
+from dex_lite._machine.turn import SetTimer, StartSubFlow, Turn
 
 HALF_CLOSES_GIVEN_BACK = 2
 HALF_CLOSES_BETWEEN_RETRIES = 50
@@ -278,6 +279,11 @@ def complete_wait_for(turn: Turn, execution_id: str, token: str, result: WaitFor
                 turn.emit(TimerFired(execution_id, index, is_skipped))
             else:
                 turn.effects.append(SetTimer(execution_id, index, due_ms))
+        for index, (condition, sub_flow) in enumerate(
+            zip(result.condition.sub_flows, result.sub_flows, strict=True)
+        ):
+            parent = Parent(turn.state.run_id, execution_id, index)
+            turn.calls.append(StartSubFlow(parent, condition.flow_id, sub_flow))
     turn.settle()
     return True
 

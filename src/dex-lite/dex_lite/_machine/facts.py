@@ -16,6 +16,7 @@ from dex_lite._machine.model import (
     Condition,
     Consumed,
     Failure,
+    FlowEnd,
     FlowStart,
     FlowTimeout,
     IndexUse,
@@ -23,6 +24,7 @@ from dex_lite._machine.model import (
     Message,
     Movement,
     Output,
+    Parent,
     Recovery,
     RetryPolicy,
     RpcAnswer,
@@ -56,6 +58,7 @@ class RunStarted(Fact, frozen=True, tag="start"):
     run_attempt: int = 1
     first_run_id: str = ""
     indexes: tuple[IndexUse, ...] = ()
+    parents: tuple[Parent, ...] = ()
 
 
 class StepScheduled(Fact, frozen=True, tag="sched"):
@@ -125,6 +128,18 @@ class SkipKept(Fact, frozen=True, tag="skip"):
 class ConfigChanged(Fact, frozen=True, tag="conf"):
     config: bytes
     is_async_default: bool
+
+
+class ParentAttached(Fact, frozen=True, tag="attach"):
+    """Another wait wants to know how this Flow ends."""
+
+    parent: Parent
+
+
+class SubFlowEnded(Fact, frozen=True, tag="sub"):
+    execution_id: str
+    index: int
+    end: FlowEnd
 
 
 class WaitWon(Fact, frozen=True, tag="won"):
@@ -247,6 +262,8 @@ AnyFact = (
     | WaitBegun
     | TimerFired
     | SkipKept
+    | ParentAttached
+    | SubFlowEnded
     | ConfigChanged
     | WaitWon
     | ExecuteEntered
@@ -296,6 +313,7 @@ def fold(state: RunState | None, fact: AnyFact) -> RunState:
             last_event=1,
             run_attempt=fact.run_attempt,
             first_run_id=fact.first_run_id,
+            parents=list(fact.parents),
             timeout=fact.timeout,
             again=None if fact.retry is None else _flow_start(fact),
         )
@@ -382,6 +400,7 @@ def _wait_begun(state: RunState, fact: WaitBegun) -> None:
     step.phase = "waiting"
     step.condition = fact.condition
     step.timers = [TimerState(due) for due in fact.timers_due]
+    step.sub_flow_ends = [None] * len(fact.condition.sub_flows)
     _leave_method(step)
     _drop_skips(state, fact.execution_id)
 
@@ -390,6 +409,14 @@ def _timer_fired(state: RunState, fact: TimerFired) -> None:
     timer = state.steps[fact.execution_id].timers[fact.index]
     timer.is_fired = True
     timer.is_skipped = fact.is_skipped
+
+
+def _parent_attached(state: RunState, fact: ParentAttached) -> None:
+    state.parents.append(fact.parent)
+
+
+def _sub_flow_ended(state: RunState, fact: SubFlowEnded) -> None:
+    state.steps[fact.execution_id].sub_flow_ends[fact.index] = fact.end
 
 
 def _skip_kept(state: RunState, fact: SkipKept) -> None:
@@ -535,6 +562,8 @@ def _register() -> None:
         (WaitBegun, _wait_begun),
         (TimerFired, _timer_fired),
         (SkipKept, _skip_kept),
+        (ParentAttached, _parent_attached),
+        (SubFlowEnded, _sub_flow_ended),
         (ConfigChanged, _config_changed),
         (WaitWon, _won),
         (ExecuteEntered, _execute_entered),

@@ -153,14 +153,20 @@ class ChannelCondition(msgspec.Struct, frozen=True):
         return self.at_least or 0, self.at_most
 
 
+class SubFlowCondition(msgspec.Struct, frozen=True):
+    condition_id: str
+    flow_id: str
+
+
 class Condition(msgspec.Struct, frozen=True):
-    """What a Step waits for. Candidates are tried in order: timers, Channels; combinations in their order."""
+    """What a Step waits for. Candidates are tried in order: timers, Channels, SubFlows; combinations in theirs."""
 
     kind: Literal["all", "any", "combination"]
     timers: tuple[TimerCondition, ...] = ()
     channels: tuple[ChannelCondition, ...] = ()
     combinations: tuple[tuple[str, ...], ...] = ()
     raw: bytes = b""
+    sub_flows: tuple[SubFlowCondition, ...] = ()
 
 
 class Attempt(msgspec.Struct):
@@ -187,6 +193,29 @@ class KeptSkip(msgspec.Struct, frozen=True):
     def is_of(self, index: int, timer: TimerCondition) -> bool:
         """Whether this is the timer that is meant."""
         return timer.condition_id == self.condition_id if self.condition_id else index == self.index
+
+
+class Parent(msgspec.Struct, frozen=True):
+    """Where a SubFlow's end is waited for: a run, its Step execution, and the place in its condition."""
+
+    run_id: str
+    execution_id: str
+    index: int
+
+
+class Output(msgspec.Struct, frozen=True):
+    step_type: str
+    execution_id: str
+    value: Value
+
+
+class FlowEnd(msgspec.Struct, frozen=True):
+    """How a Flow ended, as one that waits for it is told."""
+
+    status: int
+    outputs: tuple[Output, ...] = ()  # only of a completed one
+    error_type: int = 0
+    error_message: str = ""
 
 
 class Consumed(msgspec.Struct, frozen=True):
@@ -218,6 +247,7 @@ class StepExecution(msgspec.Struct):
     condition: Condition | None = None
     timers: list[TimerState] = msgspec.field(default_factory=list)
     consumed: list[Consumed] = msgspec.field(default_factory=list)
+    sub_flow_ends: list[FlowEnd | None] = msgspec.field(default_factory=list)  # by place
     has_won: bool = False
     wait_for_failed: bool = False
     step_locals: dict[str, Value] = msgspec.field(default_factory=dict)
@@ -249,12 +279,6 @@ class StepExecution(msgspec.Struct):
     def may_begin(self) -> bool:
         """It is ready and has all locks that its method needs."""
         return self.is_ready and (self.has_locks or not self.method_options.locks)
-
-
-class Output(msgspec.Struct, frozen=True):
-    step_type: str
-    execution_id: str
-    value: Value
 
 
 class RpcAnswer(msgspec.Struct, frozen=True):
@@ -293,6 +317,7 @@ class RunState(msgspec.Struct):
     worker_id: str = ""  # the Worker that served the Flow last
     run_attempt: int = 1
     first_run_id: str = ""  # of a chain of Flow retries; empty if this is it
+    parents: list[Parent] = msgspec.field(default_factory=list)  # that wait for this Flow's end
     kept_skips: list[KeptSkip] = msgspec.field(default_factory=list)
     next_run_id: str = ""  # the Flow retry that follows this closed run
     timeout: FlowTimeout | None = None

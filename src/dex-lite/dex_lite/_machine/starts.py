@@ -1,11 +1,11 @@
-"""How a run begins: by a client, or again by the Flow's retry policy."""
+"""How a run begins: by a client, as a SubFlow, or again by the Flow's retry policy."""
 
 from __future__ import annotations
 
 import hashlib
 
 from dex_lite._machine.facts import RunStarted
-from dex_lite._machine.model import FlowStart, RunState
+from dex_lite._machine.model import FlowStart, Parent, RunState
 
 
 def run_started(
@@ -18,6 +18,7 @@ def run_started(
     backoff_ms: int = 0,
     run_attempt: int = 1,
     first_run_id: str = "",
+    parents: tuple[Parent, ...] = (),
 ) -> RunStarted:
     """The first fact of a run."""
     return RunStarted(
@@ -37,6 +38,7 @@ def run_started(
         backoff_ms=backoff_ms,
         run_attempt=run_attempt,
         first_run_id=first_run_id,
+        parents=parents,
     )
 
 
@@ -56,6 +58,7 @@ def retry_of(state: RunState, now_ms: int) -> RunStarted | None:
         backoff_ms=start.retry.delay_ms(state.run_attempt),
         run_attempt=state.run_attempt + 1,
         first_run_id=state.first_run_id or state.run_id,
+        parents=tuple(state.parents),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from dex_lite._machine.commands import Writes
+from dex_lite._machine.commands import SubFlowStart, Writes
 from dex_lite._machine.facts import (
     AnyFact,
     AttributesWritten,
@@ -28,8 +28,10 @@ from dex_lite._machine.model import (
     COMPLETED,
     FAILED,
     FLOW_TIMEOUT,
+    FlowEnd,
     Movement,
     Output,
+    Parent,
     Recovery,
     RunState,
     StepExecution,
@@ -63,6 +65,25 @@ class SetTimer(msgspec.Struct, frozen=True):
 Effect = Ready | CancelTask | SetTimer
 
 
+class StartSubFlow(msgspec.Struct, frozen=True):
+    """A wait wants this Flow to end; started, or attached to if its Flow ID is in use."""
+
+    parent: Parent
+    flow_id: str
+    sub_flow: SubFlowStart
+
+
+class TellParent(msgspec.Struct, frozen=True):
+    """The Flow ended; a wait of another run is told."""
+
+    parent: Parent
+    end: FlowEnd
+
+
+Call = RunStarted | StartSubFlow | TellParent
+"""What a command causes in another run."""
+
+
 class Turn:
     """Facts and effects of one command. ``foreign_locks`` are keys that RPCs in flight hold.
 
@@ -75,7 +96,7 @@ class Turn:
         self.foreign_locks = foreign_locks
         self.facts: list[AnyFact] = []
         self.effects: list[Effect] = []
-        self.calls: list[RunStarted] = []
+        self.calls: list[Call] = []
 
     def emit(self, fact: AnyFact) -> None:
         """Decide a fact."""
@@ -217,3 +238,12 @@ class Turn:
             self.calls.append(again)
             next_run_id = again.run_id
         self.emit(RunClosed(status, self.now_ms, error_type, error_message, next_run_id))
+        if again is None:
+            end = end_of(self.state)
+            self.calls += [TellParent(parent, end) for parent in self.state.parents]
+
+
+def end_of(state: RunState) -> FlowEnd:
+    """How a closed run ended."""
+    outputs = tuple(state.outputs) if state.status == COMPLETED else ()
+    return FlowEnd(state.status, outputs, state.error_type, state.error_message)

@@ -13,29 +13,38 @@ def won(
     """What the first satisfied candidate consumes, or ``None`` if no candidate is satisfied."""
     condition = step.condition
     assert condition is not None
-    for timers, channel_indexes in _candidates(condition):
-        if all(step.timers[index].is_fired for index in timers):
+    for timers, channel_indexes, sub_flows in _candidates(condition):
+        if all(step.timers[index].is_fired for index in timers) and all(
+            step.sub_flow_ends[index] is not None for index in sub_flows
+        ):
             consumed = _take(condition, channel_indexes, channels)
             if consumed is not None:
                 return consumed
     return None
 
 
-def _candidates(condition: Condition) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+def _candidates(
+    condition: Condition,
+) -> Iterator[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
+    """Places of the timers, Channels and SubFlows of each candidate."""
     timers, channels = range(len(condition.timers)), range(len(condition.channels))
+    sub_flows = range(len(condition.sub_flows))
     if condition.kind == "all":
-        yield timers, channels
+        yield timers, channels, sub_flows
     elif condition.kind == "any":
         for index in timers:
-            yield (index,), ()
+            yield (index,), (), ()
         for index in channels:
-            yield (), (index,)
+            yield (), (index,), ()
+        for index in sub_flows:
+            yield (), (), (index,)
     else:
         for ids in condition.combinations:
             wanted = set(ids)
             yield (
                 [i for i in timers if condition.timers[i].condition_id in wanted],
                 [i for i in channels if condition.channels[i].condition_id in wanted],
+                [i for i in sub_flows if condition.sub_flows[i].condition_id in wanted],
             )
 
 

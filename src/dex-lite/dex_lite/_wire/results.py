@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from dex.dexpb import dex_pb2 as pb
 
-from dex_lite._machine.commands import ExecuteResult, RpcResult, WaitForResult
+from dex_lite._machine.commands import ExecuteResult, RpcResult, SubFlowStart, WaitForResult
 from dex_lite._machine.model import (
     ChannelCondition,
     Condition,
     Movement,
+    RunState,
+    SubFlowCondition,
     TimerCondition,
     Value,
 )
 from dex_lite._wire.attributes import AttributeWrites, attribute_writes
 from dex_lite._wire.limits import Limits, name_fault
 from dex_lite._wire.options import NULL, BadRequest, encoded_value, movement, unique
+from dex_lite._wire.starts import flow_start, sub_flow_request
 
 _CLOSES: dict[int, Literal["graceful", "force", "fail", "conditional", "dead_end"]] = {
     pb.CLOSE_DECISION_TYPE_GRACEFUL_COMPLETE: "graceful",
@@ -30,6 +33,12 @@ _KINDS: dict[int, Literal["all", "any", "combination"]] = {
     pb.WAITING_CONDITION_TYPE_ALL_COMPLETED: "all",
     pb.WAITING_CONDITION_TYPE_ANY_COMPLETED: "any",
     pb.WAITING_CONDITION_TYPE_ANY_COMBINATION_COMPLETED: "combination",
+}
+_REUSES: dict[int, Literal["attach", "restart_failed", "restart"]] = {
+    pb.SUB_FLOW_REUSE_POLICY_UNSPECIFIED: "restart_failed",
+    pb.SUB_FLOW_REUSE_POLICY_ATTACH: "attach",
+    pb.SUB_FLOW_REUSE_POLICY_RESTART_IF_PREVIOUS_EXITS_ABNORMALLY: "restart_failed",
+    pb.SUB_FLOW_REUSE_POLICY_ALWAYS_RESTART: "restart",
 }
 _LONGEST_TIMER_S = 1_000 * 366 * 86_400  # what is stored are 64 bit milliseconds
 
@@ -44,15 +53,29 @@ class ResultReader:
         self._index_types = index_types
         self._heartbeat_floor_ms = heartbeat_floor_ms
 
-    def wait_for(self, result: pb.InvokeWaitForMethodResponse) -> WaitForResult:
-        """A WaitFor's result."""
+    def wait_for(
+        self, result: pb.InvokeWaitForMethodResponse, parent: RunState, execution_id: str
+    ) -> WaitForResult:
+        """A WaitFor's result; ``parent`` and ``execution_id`` are whose."""
         condition = None
+        sub_flows: tuple[SubFlowStart, ...] = ()
         if result.HasField("waiting_condition"):
-            condition = self._condition(result.waiting_condition)
+            flow_ids = [
+                f"SubFlow:{parent.flow_id}-{execution_id}-{index}"
+                for index in range(len(result.waiting_condition.sub_flow_conditions))
+            ]
+            condition = self._condition(result.waiting_condition, flow_ids)
+            sub_flows = tuple(
+                self._sub_flow(message, flow_id, parent.config)
+                for message, flow_id in zip(
+                    result.waiting_condition.sub_flow_conditions, flow_ids, strict=True
+                )
+            )
         written = self.attributes(result.upsert_attributes)
         left = pb.StepWaitForCompletedOutput(record_events=result.record_events)
         return WaitForResult(
             condition=condition,
+            sub_flows=sub_flows,
             attributes=written.values,
             indexes=written.indexes,
             deleted=self._deletions(result.delete_from_channel),
@@ -199,18 +222,39 @@ class ResultReader:
         unique("cancelled Step types", decision.cancel_step_types)
         unique("cancelled sibling Step types", decision.cancel_sibling_step_types)
 
-    def _condition(self, message: pb.WaitingCondition) -> Condition:
+    def _sub_flow(
+        self, message: pb.SubFlowCondition, flow_id: str, parent_config: bytes
+    ) -> SubFlowStart:
+        if fault := name_fault("SubFlow id", flow_id, self.limits, forbidden=""):
+            raise BadRequest(fault)
+        reuse = _REUSES.get(message.options.reuse_policy)
+        if reuse is None:
+            raise BadRequest(f"unknown SubFlow reuse policy {message.options.reuse_policy}")
+        start = flow_start(
+            sub_flow_request(message, flow_id, parent_config),
+            self.attributes(message.options.attributes),
+            self.limits,
+            self._heartbeat_floor_ms,
+        )
+        return SubFlowStart(start, reuse)
+
+    def _condition(self, message: pb.WaitingCondition, flow_ids: Sequence[str]) -> Condition:
         kind = _KINDS.get(message.waiting_condition_type)
         if kind is None:
             raise BadRequest(f"unknown waiting condition type {message.waiting_condition_type}")
-        if message.sub_flow_conditions:
-            raise BadRequest("SubFlows are not supported by this release of dex-lite")
-        if not message.timer_conditions and not message.channel_conditions:
+        if not (
+            message.timer_conditions or message.channel_conditions or message.sub_flow_conditions
+        ):
             raise BadRequest("a wait needs at least one condition")
         timers = tuple(self._timer(timer) for timer in message.timer_conditions)
         channels = tuple(self._channel(channel) for channel in message.channel_conditions)
+        sub_flows = tuple(
+            SubFlowCondition(sub_flow.condition_id, flow_id)
+            for sub_flow, flow_id in zip(message.sub_flow_conditions, flow_ids, strict=True)
+        )
         ids = [timer.condition_id for timer in timers if timer.condition_id]
         ids += [channel.condition_id for channel in channels if channel.condition_id]
+        ids += [sub_flow.condition_id for sub_flow in sub_flows if sub_flow.condition_id]
         unique("condition ids", ids)
         combinations = tuple(tuple(c.condition_ids) for c in message.condition_combinations)
         if kind == "combination":
@@ -219,7 +263,8 @@ class ResultReader:
             unknown = {i for combination in combinations for i in combination} - set(ids)
             if unknown:
                 raise BadRequest(f"unknown condition ids: {sorted(unknown)}")
-        return Condition(kind, timers, channels, combinations, message.SerializeToString())
+        raw = message.SerializeToString()
+        return Condition(kind, timers, channels, combinations, raw, sub_flows)
 
     def _timer(self, message: pb.TimerCondition) -> TimerCondition:
         if message.duration_seconds < 0:

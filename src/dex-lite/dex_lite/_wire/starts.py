@@ -154,3 +154,33 @@ def changed_config(config: bytes, change: pb.FlowConfig) -> tuple[bytes, bool]:
     merged.MergeFrom(change)
     check_config(merged)
     return merged.SerializeToString(), merged.step_durability == pb.STEP_DURABILITY_ASYNC
+
+
+def sub_flow_request(
+    condition: pb.SubFlowCondition, flow_id: str, parent_config: bytes
+) -> pb.StartFlowRequest:
+    """A SubFlow's start as a client would ask for it; its config is put over the parent's.
+
+    Raises:
+        BadRequest: The config names what does not exist.
+    """
+    options = condition.options
+    request = pb.StartFlowRequest(
+        flow_id=flow_id,
+        flow_type=condition.sub_flow_type,
+        start_step_type=condition.start_step_type,
+        flow_timeout_seconds=options.flow_timeout_seconds,
+        flow_timeout_policy=options.flow_timeout_policy,
+    )
+    request.step_options.CopyFrom(condition.step_options)
+    if condition.HasField("step_input"):
+        request.step_input.CopyFrom(condition.step_input)
+    started = request.flow_start_options
+    started.flow_start_delay_seconds = options.flow_start_delay_seconds
+    if options.HasField("retry_policy"):
+        started.retry_policy.CopyFrom(options.retry_policy)
+    if options.HasField("timeout_handler_options"):
+        started.timeout_handler_options.CopyFrom(options.timeout_handler_options)
+    config, _ = changed_config(parent_config, options.flow_config_override)
+    started.flow_config_override.ParseFromString(config)
+    return request

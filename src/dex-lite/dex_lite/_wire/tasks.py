@@ -8,8 +8,8 @@ import msgspec
 from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._machine.model import (
-    COMPLETED,
     Condition,
+    FlowEnd,
     Message,
     RunState,
     StepExecution,
@@ -193,17 +193,21 @@ def _fill_condition_results(
         if consumed is not None:
             for value in consumed.values:
                 result.values.add().ParseFromString(value)
+    for end in step.sub_flow_ends:
+        results.sub_flow_results.append(
+            pb.FlowResult(flow_status=pb.FLOW_STATUS_RUNNING) if end is None else flow_result(end)
+        )
 
 
-def flow_result(state: RunState, *, with_results: bool) -> pb.FlowResult:
-    """How a closed Flow ended."""
+def flow_result(end: FlowEnd, *, with_results: bool = True) -> pb.FlowResult:
+    """How a Flow ended."""
     result = pb.FlowResult(
-        flow_status=state.status,  # type: ignore[arg-type]
-        error_type=state.error_type,  # type: ignore[arg-type]
-        error_message=state.error_message,
+        flow_status=end.status,  # type: ignore[arg-type]
+        error_type=end.error_type,  # type: ignore[arg-type]
+        error_message=end.error_message,
     )
-    if with_results and state.status == COMPLETED:
-        for output in state.outputs:
+    if with_results:
+        for output in end.outputs:
             result.results.add(
                 completed_step_type=output.step_type,
                 completed_step_execution_id=output.execution_id,

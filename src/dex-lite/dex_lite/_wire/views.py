@@ -6,6 +6,7 @@ from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._machine.model import RunState, StepExecution, TimerState
 from dex_lite._wire.history import movement_message
+from dex_lite._wire.tasks import flow_result
 
 
 def flow_state(state: RunState) -> pb.GetFlowStateResponse:
@@ -61,6 +62,11 @@ def _fill_step(view: pb.ActiveStepExecutionState, step: StepExecution) -> None:
                 status=status,
             )
             view.completed_conditions.completed_timer_conditions[index] = status
+        for index, end in enumerate(step.sub_flow_ends):
+            if end is not None:
+                view.completed_conditions.completed_sub_flow_results[index].CopyFrom(
+                    flow_result(end)
+                )
     for key, value in step.step_locals.items():
         view.step_execution_locals.add(key=key).value.ParseFromString(value)
     if step.failure is not None:
