@@ -10,7 +10,8 @@ from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._check_indexes import IndexRows
 from dex_lite._journal_sql import NUMBER_BITS, NUMBER_MASK, all_rows
-from dex_lite._machine.facts import AnyFact, RunStarted, decode_fact, decode_state, fold
+from dex_lite._machine.facts import AnyFact, RunStarted, decode_fact, decode_state
+from dex_lite._machine.fold import fold
 from dex_lite._machine.model import RUNNING, Parent, RunState
 from dex_lite._records import RunRow
 from dex_lite._wire.history import HistoryReader

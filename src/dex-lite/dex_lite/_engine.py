@@ -28,9 +28,9 @@ from dex_lite._machine.facts import (
     decode_state,
     encode_fact,
     encode_state,
-    fold,
 )
 from dex_lite._machine.family import spread
+from dex_lite._machine.fold import fold
 from dex_lite._machine.model import RunState
 from dex_lite._machine.turn import CancelTask, Effect, Ready, SetTimer, Turn
 from dex_lite._matching import Matcher

@@ -11,7 +11,8 @@ import msgspec
 from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._journal import Journal
-from dex_lite._machine.facts import decode_fact, fold
+from dex_lite._machine.facts import decode_fact
+from dex_lite._machine.fold import fold
 from dex_lite._machine.model import RunState, Value
 from dex_lite._records import RunRow
 from dex_lite._wire.limits import Limits

@@ -30,8 +30,8 @@ from dex_lite._machine.facts import (
     StepScheduled,
     TimerFired,
     WaitBegun,
-    fold,
 )
+from dex_lite._machine.fold import fold
 from dex_lite._machine.model import (
     CANCELED,
     CLIENT_API_FAILING_FLOW,

@@ -21,8 +21,8 @@ from dex_lite._machine.facts import (
     StepEnded,
     StepScheduled,
     WaitWon,
-    fold,
 )
+from dex_lite._machine.fold import fold
 from dex_lite._machine.model import (
     CANCELED,
     COMPLETED,
