@@ -33,7 +33,12 @@ class CrashRunner:
     async def run_model(self, request: RunModelRequest) -> RunModelOutcome:
         """First the call, then its status as the answer."""
         text = request.user_message["text"]
-        self._ledger.record("asked", turn=request.turn_id, records=len(request.records))
+        self._ledger.record(
+            "asked",
+            session=request.session_id,
+            turn=request.turn_id,
+            records=len(request.records),
+        )
         if request.run_state is None:
             call = RequestedToolCall(
                 "c", "pay", {"order": text}, ToolEffect(text.split()[0]), "approve" in text
@@ -68,3 +73,8 @@ def ledger(data_dir: Path) -> Ledger:
 def build_flow(data_dir: Path) -> AgentSessionFlow:
     """The agent's Flow."""
     return AgentSessionFlow(CrashRunner(ledger(data_dir)), flow_type="Crash")
+
+
+def build_flow_of_folder(data_dir: Path) -> AgentSessionFlow:
+    """The same for several Workers of one engine, each with its own Flow type and folder."""
+    return AgentSessionFlow(CrashRunner(ledger(data_dir)), flow_type=f"Crash-{data_dir.name}")

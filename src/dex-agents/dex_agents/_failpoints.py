@@ -2,10 +2,11 @@
 
 ``DEX_AGENTS_FAILPOINTS`` is a list of ``PLACE[@SESSION][#N]=ACTION``, divided by commas: what
 happens when a process gets to that place, of that session only, for the N-th time (the first, by
-default). ``kill`` is a SIGKILL of the process itself; ``kill:FILE`` one of the process whose id the
-file holds, for example the engine, after which this one goes on. A marker file in ``DEX_AGENTS_FAILPOINT_DIR``,
-named as the left side, keeps it from happening again in any process that shares the folder.
-``DEX_AGENTS_FAILPOINT_LOG`` names a file that gets a line ``PLACE SESSION`` for every place passed.
+default). ``kill`` is a SIGKILL of the process itself, ``kill*3`` of the first three that get there;
+``kill:FILE`` one of the process whose id the file holds, for example the engine, after which this
+one goes on. A marker file in ``DEX_AGENTS_FAILPOINT_DIR``, named as the left side, keeps it from
+happening again in any process that shares the folder. ``DEX_AGENTS_FAILPOINT_LOG`` names a file that
+gets a line ``PLACE SESSION`` for every place passed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def reach(place: str, session_id: str = "") -> None:
         candidates = (name, numbered) if _passed[name] == 1 else (numbered,)
         for candidate in candidates:
             if (action := _ARMED.get(candidate)) is not None:
-                _kill_once(candidate, action)
+                _kill(candidate, action)
 
 
 def _append(path: str, line: str) -> None:
@@ -47,6 +48,12 @@ def _append(path: str, line: str) -> None:
         os.write(descriptor, line.encode())
     finally:
         os.close(descriptor)
+
+
+def _kill(name: str, action: str) -> None:
+    action, _, times = action.partition("*")
+    for number in range(1, int(times or 1) + 1):
+        _kill_once(name if number == 1 else f"{name}.{number}", action)
 
 
 def _kill_once(name: str, action: str) -> None:

@@ -17,6 +17,7 @@ from dex import (
     rpc,
 )
 
+from dex_agents import _failpoints
 from dex_agents._contract import AgentFrameworkRunner, HistoryCompactor, InterruptKind
 from dex_agents._session import interrupts, resources, steering, step_options
 from dex_agents._session.compaction import CompactionPolicy
@@ -194,6 +195,7 @@ class AgentSessionFlow(Flow[bytes]):
         # The Channel alone does not show a message that the next turn has taken but not begun with.
         resources.accepted.set(context, digest, encode(None))
         resources.user_messages.publish(context, message)
+        _failpoints.reach("send.before_commit", context.flow_id)
         return RPCResult(encode({}))
 
     @rpc(name="steer_user_message", load_attribute_maps=(resources.steering,))
@@ -289,6 +291,7 @@ class AgentSessionFlow(Flow[bytes]):
         resources.interrupts.set(context, interrupt_id, encode(interrupt.to_json()))
         interrupts.note_answer(context, interrupt_id, given)
         resources.answers.publish(context, interrupt_id, encode({}))
+        _failpoints.reach("answer.before_commit", context.flow_id)
         return RPCResult(encode({}))
 
     @rpc(name="cancel_turn", lock_attributes=(resources.header.lock(),))

@@ -67,7 +67,7 @@ def rewind(context: Context, given: dict[str, Any]) -> Json:
 
     The caller holds the lock of the header, without which no turn opens.
     """
-    _failpoints.reach("rewind.before")
+    _failpoints.reach("rewind.before", context.flow_id)
     key = message_digest(given["request_id"])
     if stored := resources.rewinds.get(context, key):
         earlier = decode(stored)

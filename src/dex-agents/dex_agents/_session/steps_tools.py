@@ -199,6 +199,7 @@ class AwaitToolApproval(AwaitInterrupt):
         resources.unapproved.delete(context, interrupt_id)
         # An answer that was accepted counts, also when the timer fired meanwhile.
         answer = interrupt.answer if interrupt is not None else None
+        _failpoints.reach("approval.before_commit", context.flow_id)
         if answer is not None and answer.get("approved"):
             # The call itself stays as the model made it, beside what it was changed to.
             task = replace(task, edited_arguments=answer.get("arguments"))
@@ -344,6 +345,7 @@ class RecordToolOutcome(Step[bytes]):
         events = StepEvents(self._flow.event_stream, context, task.turn_id)
         decision = finish(context, self._flow, task, record, events)
         events.close()
+        _failpoints.reach("outcome.before_commit", context.flow_id)
         return decision
 
 

@@ -134,6 +134,7 @@ class AwaitUserMessage(Step[bytes]):
         state = TurnState(message_to_json(built), started_ms=now_ms())
         resources.turn_states.set(context, header.turn_id, encode(state.to_json()))
         write_header(context, header)
+        _failpoints.reach("message.before_commit", context.flow_id)
         begin = Round(
             header.turn_id, summarized_turns=header.summarized_turns, removed=header.removed
         )
