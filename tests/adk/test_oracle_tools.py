@@ -386,6 +386,47 @@ async def test_plugin_rewrites_user_message() -> None:
     assert driver.history[0].framework_item["content"]["parts"] == [{"text": "original"}]
 
 
+@pytest.mark.parametrize("who", ["plugin", "agent"])
+async def test_a_callback_may_answer_for_a_tool_that_raised(who: str) -> None:
+    def build(world: World) -> App:
+        def answer_for(source: str, tool: Any, args: Any, context: Any, error: Exception) -> Any:
+            world.log(f"{source} {tool.name} {args} {error!r}")
+            if source != who or "hopeless" in args["x"]:
+                return None
+            context.state["rescued"] = source
+            return {"instead": str(error)}
+
+        class Rescue(BasePlugin):
+            async def on_tool_error_callback(
+                self, *, tool: Any, tool_args: Any, tool_context: Any, error: Exception
+            ) -> Any:
+                return answer_for("plugin", tool, tool_args, tool_context, error)
+
+        def on_error(tool: Any, args: Any, tool_context: Any, error: Exception) -> Any:
+            return answer_for("agent", tool, args, tool_context, error)
+
+        def after(tool: Any, args: Any, tool_context: Any, tool_response: Any) -> None:
+            world.log(f"after {tool_response}")
+
+        agent = agent_with(
+            world,
+            make_tool(world, "a", ValueError("broken")),
+            on_tool_error_callback=on_error,
+            after_tool_callback=after,
+            instruction="{rescued?}",
+        )
+        return App(name="x", root_agent=agent, plugins=[Rescue("rescue")])
+
+    driver = await compare(build, [call("a", x="1"), text("done")], **READ)
+    assert driver.state["rescued"] == who
+    world = World([call("a", x="hopeless"), text("done")])
+    driver = Driver(AdkAgentRunner(build(world), **READ), world)
+    await driver.turn("go")
+    assert [entry.split()[0] for entry in world.callbacks] == ["plugin", "agent", "after"]
+    response = world.requests[1]["contents"][-1]["parts"][0]["function_response"]["response"]
+    assert response == {"error": "The tool call failed: broken"}
+
+
 async def test_error_of_a_callback_comes_out_as_it_is() -> None:
     def build(world: World) -> LlmAgent:
         def before(tool: Any, args: Any, tool_context: ToolContext) -> None:

@@ -33,6 +33,7 @@ from dex_agents_google_adk._images import split_images
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._session import AttemptSessionService, make_session
 from dex_agents_google_adk._setup import RunnerSetup
+from dex_agents_google_adk._tool_errors import result_or_answer
 
 
 def make_tool_context(
@@ -72,7 +73,8 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
     given = await setup.credentials.resolve(call)
     invocation_of(context).session.state.update(given.state)
     try:
-        value = await _run(setup, tool, arguments, context)
+        running = _run(setup, tool, arguments, context)
+        value = await result_or_answer(running, tool, arguments, context)
     except (Exception, SystemExit) as error:
         if (shown := given.secrets.hide_error(error)) is error:
             raise

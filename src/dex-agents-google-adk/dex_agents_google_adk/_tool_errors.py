@@ -1,0 +1,48 @@
+"""The application's callbacks for a tool that raised, run in its Step, where the exception is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
+
+from dex_agents_google_adk._adk_compat import first_answer, invocation_of
+
+
+async def result_or_answer(
+    running: Awaitable[Any], tool: BaseTool, arguments: dict[str, Any], context: ToolContext
+) -> Any:
+    """A tool's result, or what a callback answers in its place, as plain ADK orders them.
+
+    Raises:
+        Exception: The tool raised it and no callback answered, or a callback raised it.
+    """
+    try:
+        return await running
+    except Exception as error:
+        answer = await _answer(tool, arguments, context, error)
+        if answer is None:
+            raise
+        return answer
+
+
+async def _answer(
+    tool: BaseTool, arguments: dict[str, Any], context: ToolContext, error: Exception
+) -> Any:
+    invocation = invocation_of(context)
+    answer = await invocation.plugin_manager.run_on_tool_error_callback(
+        tool=tool, tool_args=arguments, tool_context=context, error=error
+    )
+    agent = invocation.agent
+    if answer is not None or not isinstance(agent, LlmAgent):
+        return answer
+    return await first_answer(
+        agent.canonical_on_tool_error_callbacks,
+        tool=tool,
+        args=arguments,
+        tool_context=context,
+        error=error,
+    )
