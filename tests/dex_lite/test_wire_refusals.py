@@ -202,8 +202,6 @@ async def test_what_this_release_does_not_have_is_refused(tmp_path: Path) -> Non
             text = await _refused(stub.StartFlow, request, grpc.StatusCode.UNIMPLEMENTED)
             assert what in text
             assert "this release" in text
-        for call, empty in ((stub.ResetFlow, pb.ResetFlowRequest()),):
-            await _refused(call, empty, grpc.StatusCode.UNIMPLEMENTED)
 
 
 BAD_CALLS: dict[str, tuple[str, Any, str]] = {

@@ -175,6 +175,10 @@ class Engine:
         self.store(run, turn)
         return run
 
+    def store_new(self, turn: Turn) -> int:
+        """A run that was made without this engine's help; the number of its commit."""
+        return self.store(self._run_of(turn.state), turn)
+
     def _run_of(self, state: RunState) -> Run:
         run = self.runs.get(state.run_id)
         if run is None:
@@ -187,6 +191,8 @@ class Engine:
         if not turn.facts:
             return []
         state = run.state
+        for tail in run.tails:
+            tail.extend(turn.facts)
         first = state.fact_count - len(turn.facts) + 1
         writes: list[Write] = [
             AddFacts(state.run_id, first, [encode_fact(fact) for fact in turn.facts])

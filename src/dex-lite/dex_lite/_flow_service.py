@@ -27,12 +27,12 @@ from dex_lite._machine.commands import RpcResult
 from dex_lite._runs import check_room
 from dex_lite._search_flows import search
 from dex_lite._stream_log import Message, StreamKey
+from dex_lite._time_travel import reset
 from dex_lite._timers import now_ms
 from dex_lite._wire.errors import (
     DETAILS_KEY,
     ServiceError,
     invalid,
-    later,
     long_poll_over,
     unavailable,
 )
@@ -153,6 +153,11 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
         self, request: pb.SearchFlowsRequest, context: Context
     ) -> pb.SearchFlowsResponse:
         return await _answer(context, search(self._engine, request))
+
+    async def ResetFlow(
+        self, request: pb.ResetFlowRequest, context: Context
+    ) -> pb.ResetFlowResponse:
+        return await _answer(context, reset(self._engine, request))
 
     async def GetHistoryEvents(
         self, request: pb.GetHistoryEventsRequest, context: Context
@@ -305,8 +310,6 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
 
         return await _answer(context, work())
 
-    # What this release does not have
-
     async def TriggerContinueAsNew(
         self, request: pb.TriggerContinueAsNewRequest, context: Context
     ) -> Empty:
@@ -323,15 +326,3 @@ def _stream_message(message: Message) -> pb.StreamMessage:
     shown.value.ParseFromString(message.value)
     shown.created_time.FromMilliseconds(message.created_ms)
     return shown
-
-
-def _unsupported(name: str, what: str) -> None:
-    async def method(self: FlowService, request: Any, context: Context) -> Any:
-        await _fail(context, later(what))
-
-    method.__name__ = name
-    setattr(FlowService, name, method)
-
-
-for _name, _what in (("ResetFlow", "time travel"),):
-    _unsupported(_name, _what)

@@ -332,6 +332,10 @@ class Journal:
             lambda connection: _journal_sql.closed_rows(connection, after, limit)
         )
 
+    async def runs_of(self, flow_id: str) -> list[RunRow]:
+        """All runs of a Flow ID, oldest first."""
+        return await self._reader.read(lambda connection: _journal_sql.runs_of(connection, flow_id))
+
     async def search(self, query: Callable[[sqlite3.Connection], _Read], limit_s: float) -> _Read:
         """Run a search on a connection of its own; raises SearchTooSlowError after ``limit_s``."""
         return await self._searcher.read(query, limit_s)

@@ -255,6 +255,11 @@ def run(connection: sqlite3.Connection, run_id: str) -> RunRow | None:
     return next((row for _, row in _rows(connection, "WHERE run_id = ?", (run_id,))), None)
 
 
+def runs_of(connection: sqlite3.Connection, flow_id: str) -> list[RunRow]:
+    """All runs of a Flow ID, oldest first."""
+    return [row for _, row in _rows(connection, "WHERE flow_id = ? ORDER BY id", (flow_id,))]
+
+
 def facts(
     connection: sqlite3.Connection, run_id: str, first_number: int, limit: int
 ) -> list[tuple[int, bytes]]:

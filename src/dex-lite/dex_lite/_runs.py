@@ -11,7 +11,7 @@ import msgspec
 from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._journal import Journal
-from dex_lite._machine.facts import decode_fact
+from dex_lite._machine.facts import AnyFact, decode_fact
 from dex_lite._machine.fold import fold
 from dex_lite._machine.model import RunState, Value
 from dex_lite._records import RunRow
@@ -105,6 +105,7 @@ class Run:
         "snapshot_at",
         "snapshots",
         "state",
+        "tails",
         "tasks",
         "waiters",
     )
@@ -117,6 +118,7 @@ class Run:
         self.live: dict[str, LiveAttempt] = {}  # by execution id
         self.snapshots: dict[str, Snapshot] = {}  # of methods that have begun, by execution id
         self.waiters: list[Waiter] = []
+        self.tails: list[list[AnyFact]] = []  # whoever reads the log wants what comes meanwhile
         self.rpc_locks: set[str] = set()
         self.rpcs: dict[str, tuple[str, asyncio.Future[pb.InvokeRPCResponse]]] = {}
 

@@ -153,8 +153,10 @@ def reset(
     flow_id: FlowId,
     run: Run = "",
     beginning: Annotated[bool, typer.Option("--beginning", help="Back to the start.")] = False,
-    time: Annotated[str, typer.Option(help="Back to a time, RFC 3339 with an offset or Z.")] = "",
-    step_type: Annotated[str, typer.Option(help="Back to the first Step of a type.")] = "",
+    time: Annotated[
+        str, typer.Option(help="Back to before the first event at or after a time, RFC 3339.")
+    ] = "",
+    step_type: Annotated[str, typer.Option(help="Back to the latest Step of a type.")] = "",
     step: Annotated[str, typer.Option(help="Back to a Step execution, such as Ship-2.")] = "",
     method: Annotated[
         Method | None, typer.Option(help="With --step: which of its methods runs again.")
@@ -201,8 +203,8 @@ def reset(
         request.reset_type = pb.FLOW_RESET_TYPE_STEP_EXECUTION_ID
         request.step_execution_id = step
     with connect(address, token) as server:
-        server.call("ResetFlow", request)
-        summary = server.summary(flow_id, run)
+        response = server.call("ResetFlow", request)
+        summary = server.summary(flow_id, response.run_id)
     _done(
         f"{flow_id} goes on as attempt {summary.run_attempt}",
         {

@@ -61,6 +61,7 @@ HALF_CLOSES_GIVEN_BACK = 2
 HALF_CLOSES_BETWEEN_RETRIES = 50
 """Running twice is no harm where more attempts are allowed; a limit only ends an endless loop."""
 SKIPS_KEPT = 100
+RPC_SOURCE = "__rpc/"
 WORKER_DISCONNECTED = "WORKER_DISCONNECTED"
 
 
@@ -68,14 +69,19 @@ def start(fact: RunStarted) -> Turn:
     """A new run: its first Step, now or later, and the wait for its timeout."""
     turn = Turn(fold(None, fact), fact.at)
     turn.facts.append(fact)
-    starts_at = fact.at + fact.backoff_ms
+    begin_run(turn, fact)
+    return turn
+
+
+def begin_run(turn: Turn, fact: RunStarted) -> None:
+    """What a run begins with, counted from now."""
+    starts_at = turn.now_ms + fact.backoff_ms
     if fact.timeout is not None:
         _await_timeout(turn, fact.timeout, starts_at + fact.timeout.after_ms)
     if fact.start is not None:
         wait_ms = fact.backoff_ms + fact.delay_ms
-        turn.schedule(START_SOURCE, fact.start, not_before=fact.at + wait_ms if wait_ms else 0)
+        turn.schedule(START_SOURCE, fact.start, not_before=turn.now_ms + wait_ms if wait_ms else 0)
         turn.settle()
-    return turn
 
 
 def _await_timeout(turn: Turn, timeout: FlowTimeout, due_ms: int) -> None:
@@ -97,6 +103,11 @@ def stop(turn: Turn, how: Literal["cancel", "terminate", "fail"], reason: str) -
     else:
         turn.close(CANCELED if how == "cancel" else TERMINATED)
     return True
+
+
+def leave(turn: Turn, new_run: Turn) -> None:
+    """The Flow goes on in a new run, made by time travel; this one ends if it is still open."""
+    turn.close(TERMINATED, followed_by=new_run)
 
 
 # Attempts
@@ -427,7 +438,7 @@ def apply_rpc(
             RpcApplied(name, turn.now_ms, rpc_input, result.output, worker_id, is_set_attributes)
         )
         for movement in result.next_steps:
-            turn.schedule(f"__rpc/{name}", movement)
+            turn.schedule(f"{RPC_SOURCE}{name}", movement)
     if request_id:
         turn.emit(RpcAnswered(request_id, RpcAnswer(fingerprint, result.value)))
     turn.settle()

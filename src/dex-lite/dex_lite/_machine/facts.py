@@ -232,6 +232,17 @@ class ExternallyDeleted(Fact, frozen=True, tag="xdel"):
     request_id: str = ""
 
 
+class RunForked(Fact, frozen=True, tag="fork"):
+    """Time travel: the facts before this one are those of an earlier run up to a point."""
+
+    at: int
+    previous_run_id: str
+    previous_run_attempt: int
+    target: int  # number of the last fact that was taken over
+    message_count: int
+    reason: str = ""
+
+
 class ServedBy(Fact, frozen=True, tag="by"):
     worker_id: str
 
@@ -246,6 +257,7 @@ class RunClosed(Fact, frozen=True, tag="close"):
 
 AnyFact = (
     RunStarted
+    | RunForked
     | StepScheduled
     | LocksTaken
     | AttemptBegun

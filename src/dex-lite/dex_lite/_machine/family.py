@@ -9,7 +9,7 @@ from dex_lite._machine import decide
 from dex_lite._machine.facts import ParentAttached, RunStarted, SubFlowEnded
 from dex_lite._machine.model import COMPLETED, FlowEnd, Parent, RunState
 from dex_lite._machine.starts import derived_id, run_started
-from dex_lite._machine.turn import StartSubFlow, TellParent, Turn, end_of
+from dex_lite._machine.turn import AttachSubFlow, Call, StartSubFlow, Turn, end_of
 
 
 class Runs(Protocol):
@@ -33,9 +33,15 @@ def spread(turn: Turn, runs: Runs) -> Iterator[Turn]:
             yield from spread(other, runs)
 
 
-def _turns(call: RunStarted | StartSubFlow | TellParent, runs: Runs, now_ms: int) -> Iterator[Turn]:
-    if isinstance(call, RunStarted):
+def _turns(call: Call, runs: Runs, now_ms: int) -> Iterator[Turn]:
+    if isinstance(call, Turn):
+        yield call
+    elif isinstance(call, RunStarted):
         yield decide.start(call)
+    elif isinstance(call, AttachSubFlow):
+        before = runs.latest(call.flow_id)
+        if before is not None:
+            yield from _attach(call.parent, before, runs)
     elif isinstance(call, StartSubFlow):
         yield from _start_sub_flow(call, runs, now_ms)
     else:
@@ -46,13 +52,7 @@ def _start_sub_flow(call: StartSubFlow, runs: Runs, now_ms: int) -> Iterator[Tur
     parent, reuse = call.parent, call.sub_flow.reuse
     before = runs.latest(call.flow_id)
     if before is not None and _is_attached_to(before, reuse):
-        if not before.is_open:
-            yield from _tell(parent, end_of(before), runs)
-            return
-        turn = runs.turn(before.run_id)
-        assert turn is not None
-        turn.emit(ParentAttached(parent))
-        yield turn
+        yield from _attach(parent, before, runs)
         return
     if before is not None and before.is_open:
         turn = runs.turn(before.run_id)
@@ -70,6 +70,16 @@ def _start_sub_flow(call: StartSubFlow, runs: Runs, now_ms: int) -> Iterator[Tur
             parents=(parent,),
         )
     )
+
+
+def _attach(parent: Parent, before: RunState, runs: Runs) -> Iterator[Turn]:
+    if not before.is_open:
+        yield from _tell(parent, end_of(before), runs)
+        return
+    turn = runs.turn(before.run_id)
+    assert turn is not None
+    turn.emit(ParentAttached(parent))
+    yield turn
 
 
 def _is_attached_to(before: RunState, reuse: str) -> bool:

@@ -30,6 +30,7 @@ from dex_lite._machine.facts import (
     RpcAnswered,
     RpcApplied,
     RunClosed,
+    RunForked,
     RunStarted,
     ServedBy,
     SkipKept,
@@ -52,7 +53,15 @@ from dex_lite._machine.model import (
 
 RPC_ANSWERS_KEPT = 1_000
 _EVENTS = frozenset(
-    (MethodCompleted, MethodFailed, RpcApplied, ExternallyPublished, ExternallyDeleted, RunClosed)
+    (
+        MethodCompleted,
+        MethodFailed,
+        RpcApplied,
+        ExternallyPublished,
+        ExternallyDeleted,
+        RunForked,
+        RunClosed,
+    )
 )
 
 
@@ -221,6 +230,19 @@ def _execute_entered(state: RunState, fact: ExecuteEntered) -> None:
     _drop_skips(state, fact.execution_id)
 
 
+def _forked(state: RunState, fact: RunForked) -> None:
+    state.start_ms = fact.at
+    state.message_count = fact.message_count
+    for step in state.steps.values():
+        was_tried = bool(step.attempts_used) or step.failure is not None
+        not_before, has_locks = step.retry_at_ms, step.has_locks
+        _leave_method(step)
+        step.has_locks = has_locks
+        step.retry_at_ms = 0 if was_tried else not_before  # of a delayed start
+        if step.is_timeout and step.phase == "waiting" and state.timeout is not None:
+            step.timers[0].due_ms = fact.at + state.timeout.after_ms
+
+
 def _leave_method(step: StepExecution) -> None:
     """What belonged to the method that ended."""
     step.attempt = None
@@ -338,6 +360,7 @@ def _register() -> None:
         (ExternallyDeleted, _externally_deleted),
         (ServedBy, _served),
         (RunClosed, _closed),
+        (RunForked, _forked),
         (MethodCompleted, _history_only),
         (MethodFailed, _history_only),
         (RpcApplied, _history_only),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, Union
 
 import msgspec
 
@@ -80,7 +80,14 @@ class TellParent(msgspec.Struct, frozen=True):
     end: FlowEnd
 
 
-Call = RunStarted | StartSubFlow | TellParent
+class AttachSubFlow(msgspec.Struct, frozen=True):
+    """A wait that was taken over from another run wants to hear of this Flow's end, too."""
+
+    parent: Parent
+    flow_id: str
+
+
+Call = Union[RunStarted, StartSubFlow, TellParent, AttachSubFlow, "Turn"]
 """What a command causes in another run."""
 
 
@@ -225,7 +232,13 @@ class Turn:
             self.emit(OutputAdded(Output(step.step_type, step.execution_id, value)))
 
     def close(
-        self, status: int, error_type: int = 0, error_message: str = "", *, may_retry: bool = True
+        self,
+        status: int,
+        error_type: int = 0,
+        error_message: str = "",
+        *,
+        may_retry: bool = True,
+        followed_by: Turn | None = None,
     ) -> None:
         """Close the run; everything that runs is cancelled. A failed Flow may be tried again."""
         again = retry_of(self.state, self.now_ms) if status == FAILED and may_retry else None
@@ -237,8 +250,11 @@ class Turn:
         if again is not None:
             self.calls.append(again)
             next_run_id = again.run_id
+        elif followed_by is not None:
+            self.calls.append(followed_by)
+            next_run_id = followed_by.state.run_id
         self.emit(RunClosed(status, self.now_ms, error_type, error_message, next_run_id))
-        if again is None:
+        if not next_run_id:
             end = end_of(self.state)
             self.calls += [TellParent(parent, end) for parent in self.state.parents]
 

@@ -19,6 +19,7 @@ from dex_lite._machine.facts import (
     OutputAdded,
     RpcApplied,
     RunClosed,
+    RunForked,
     RunStarted,
     StepScheduled,
     WaitBegun,
@@ -121,6 +122,13 @@ class HistoryReader:
             event.channel_external_delete.messages.extend(self._deleted)
             event.event_time.FromMilliseconds(fact.at)
             self._deleted = []
+        elif isinstance(fact, RunForked):
+            travel = event.time_travel_fork
+            travel.previous_run_id = fact.previous_run_id
+            travel.previous_run_attempt = fact.previous_run_attempt
+            travel.target_run_attempt = fact.previous_run_attempt
+            travel.target_event_id = fact.target
+            event.event_time.FromMilliseconds(fact.at)
         elif isinstance(fact, RunClosed):
             closed = event.flow_closed
             closed.flow_status = fact.status  # type: ignore[assignment]
