@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,45 +12,19 @@ from google.adk.events.event import Event
 from google.adk.events.request_input import RequestInput
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.adk.tools.tool_context import ToolContext
-from google.adk.workflow import BaseNode, Workflow
+from google.adk.workflow import Workflow
 
 from dex_agents import (
-    AgentSessionClient,
     InterruptError,
     InvalidInputError,
     PendingInterrupt,
     ToolEffect,
     ToolPolicy,
 )
-from dex_agents.testing import private_engine
-from dex_agents_google_adk import adk_agent_session_flow
 from support.adk_oracle import ScriptedLlm, World, call, text
-from support.serving import serve
+from support.waiting import pending, session
 
 TURN_S = 40.0
-
-
-@contextlib.asynccontextmanager
-async def session(
-    root: BaseNode, folder: Path, **arguments: Any
-) -> AsyncIterator[AgentSessionClient]:
-    flow = adk_agent_session_flow(
-        root, flow_type="Waits", default_tool_effect=ToolEffect.READ, **arguments
-    )
-    async with (
-        private_engine(folder / "e.db") as engine,
-        serve(engine.address, flow, folder) as sessions,
-    ):
-        await sessions.start_session("s", "go")
-        yield sessions
-
-
-async def pending(sessions: AgentSessionClient, count: int = 1) -> list[PendingInterrupt]:
-    while True:
-        snapshot = await sessions.wait_until_settled("s", turns_done=1, timeout_s=TURN_S)
-        assert snapshot.turns_done == 0, snapshot.last_turn
-        if len(snapshot.pending_interrupts) == count:
-            return list(snapshot.pending_interrupts)
 
 
 def responses(world: World) -> list[Any]:

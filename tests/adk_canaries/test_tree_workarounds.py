@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 from google.adk.agents.base_agent import BaseAgent
+from google.adk.events import _interrupts
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.utils import _sync_runner
 from google.adk.workflow import _llm_agent_wrapper
 from google.adk.workflow._dynamic_node_scheduler import DynamicNodeScheduler
+from google.genai import types
 
 from dex_agents_google_adk._adk_workarounds import (
     AdkWorkaroundWarning,
     agent_callbacks,
+    deferred_questions,
     entry_agent_replay,
     task_delegations,
     tool_threads,
@@ -26,6 +29,7 @@ PATCHED: list[tuple[Any, Any, str, str]] = [
     (agent_callbacks, BaseAgent, "_handle_before_agent_callback", "callbacks around an agent"),
     (agent_callbacks, BaseAgent, "_handle_after_agent_callback", "callbacks around an agent"),
     (entry_agent_replay, DynamicNodeScheduler, "_execute_step", "begins with a sub-agent"),
+    (deferred_questions, _interrupts, "extract_event_interrupt_ids", "asks for input"),
     (task_delegations, _llm_agent_wrapper, "_find_unresolved_task_delegations", "hands on a task"),
 ]
 
@@ -86,3 +90,12 @@ def test_marks_of_workflows_are_known() -> None:
         False,
     ]
     assert not is_workflow_marker(end, {"other"})
+
+
+def test_adk_takes_a_question_for_a_pause_by_its_name() -> None:
+    assert deferred_questions.apply()
+    part = types.Part(function_call=types.FunctionCall(name="adk_request_input", id="i", args={}))
+    asked = Event(author="root", content=types.Content(role="model", parts=[part]))
+    for module in deferred_questions._MODULES:
+        extract: Any = module.extract_event_interrupt_ids  # type: ignore[attr-defined]
+        assert extract(asked) == {"i"}

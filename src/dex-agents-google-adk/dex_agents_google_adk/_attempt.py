@@ -16,7 +16,13 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import PrivateAttr
 
-from dex_agents._contract import Json, ModelCallMetadata, TokenUsage, ToolCallRecord
+from dex_agents._contract import (
+    InterruptRequest,
+    Json,
+    ModelCallMetadata,
+    TokenUsage,
+    ToolCallRecord,
+)
 from dex_agents._effects import ToolEffect
 from dex_agents._errors import AgentTurnError
 from dex_agents_google_adk._actions import actions_to_json
@@ -47,6 +53,7 @@ class DeferredCall:
     arguments_changed: bool = False
     effect: ToolEffect = ToolEffect.UNCLASSIFIED
     requires_approval: bool = False
+    interrupt: InterruptRequest | None = None
     skip_summarization: bool | None = None
     step_fields: dict[str, Any] = field(default_factory=dict)
     framework_data: dict[str, Json] = field(default_factory=dict)

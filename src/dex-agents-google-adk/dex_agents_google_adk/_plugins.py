@@ -48,6 +48,7 @@ from dex_agents_google_adk._effects import (
 from dex_agents_google_adk._events import USER, shown_text
 from dex_agents_google_adk._images import ImageLoader
 from dex_agents_google_adk._json import copy_json, to_json
+from dex_agents_google_adk._questions import question_of
 from dex_agents_google_adk._records import actions_of, response_of
 from dex_agents_google_adk._run_state import CallKind
 from dex_agents_google_adk._source_tools import OfferedTool, SourceTools, note_called
@@ -195,17 +196,12 @@ class FirstPlugin(BasePlugin):
         if event.actions.transfer_to_agent and _runs_as_node(event):
             # ADK leaves the agent in the middle of its run and does not come back to it.
             self._attempt.agent_ends(key)
-        if asked := [c for c in event.get_function_calls() if c.name == INPUT_CALL]:
-            if len(asked) < len(event.get_function_calls()):
-                raise AgentTurnError(
-                    f"agent {event.author!r} asked for input and called other tools in one "
-                    f"response, which ADK cannot go on from; let its instruction say that "
-                    f"{INPUT_CALL} is called alone"
-                )
+        tools = self._attempt.tools_of(key)
+        called = [call.name for call in event.get_function_calls()]
+        if INPUT_CALL in called and INPUT_CALL not in tools:
             self._attempt.asks_input(event)
-        elif event.get_function_calls():
+        elif called:
             _make_call_ids_unique(event)
-            tools = self._attempt.tools_of(key)
             control = {name for name, tool in tools.items() if is_control_tool(tool)}
             self._unmark_long_running(event, set(tools) - control)
             note_called(self._attempt, (c.name or "" for c in event.get_function_calls()), tools)
@@ -356,7 +352,7 @@ class LastPlugin(BasePlugin):
     async def before_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
     ) -> Any:
-        if is_unknown_tool(tool) or is_control_tool(tool) or tool.name == INPUT_CALL:
+        if is_unknown_tool(tool) or is_control_tool(tool):
             return None
         agent = invocation_of(tool_context).agent
         response = self._attempt.open_response(_agent_key(tool_context))
@@ -408,6 +404,8 @@ class LastPlugin(BasePlugin):
             call.arguments, call.arguments_changed = to_json(tool_args), before != tool_args
             self._attempt.agent_pauses(_agent_key(tool_context))
             return _put_off(response, tool_context, call)
+        if tool.name == INPUT_CALL:
+            return await self._ask(response, tool, tool_args, tool_context, before)
         _refuse_unsupported(tool, agent.name)
         policy = self._resolver.resolve(tool)
         if policy.effect is ToolEffect.READ and isinstance(tool, AgentTool):
@@ -426,6 +424,30 @@ class LastPlugin(BasePlugin):
                 requires_approval=policy.requires_approval or asks is True,
             ),
         )
+
+    async def _ask(
+        self,
+        response: OpenResponse,
+        tool: BaseTool,
+        tool_args: dict[str, Any],
+        tool_context: ToolContext,
+        before: dict[str, Any],
+    ) -> Any:
+        # ADK's tool does nothing but to say what is wrong with its arguments.
+        refused = await tool.run_async(args=copy.deepcopy(tool_args), tool_context=tool_context)
+        if refused is not None:
+            return refused
+        self._attempt.agent_pauses(_agent_key(tool_context))
+        arguments = to_json(tool_args)
+        call = DeferredCall(
+            tool_name=tool.name,
+            native=False,
+            arguments=arguments,
+            arguments_changed=before != tool_args,
+            effect=ToolEffect.READ,
+            interrupt=question_of(arguments),
+        )
+        return _put_off(response, tool_context, call)
 
     async def _check_read_agent_tool(self, tool: AgentTool, context: ToolContext) -> None:
         if writing := await self._resolver.writing_tool_of(tool, context):

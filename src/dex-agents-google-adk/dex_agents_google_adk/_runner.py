@@ -31,6 +31,7 @@ from dex_agents_google_adk import _tool_step, _turn, _validation
 from dex_agents_google_adk._adk_workarounds import (
     agent_callbacks,
     contents_on_replay,
+    deferred_questions,
     entry_agent_replay,
     remote_a2a_import,
     task_delegations,
@@ -140,6 +141,7 @@ class AdkAgentRunner:
         make_resumable(tree)
         remote_a2a_import.apply()
         contents_on_replay.apply()
+        deferred_questions.apply()
         entry_agent_replay.apply()
         agent_callbacks.apply()
         task_delegations.apply()

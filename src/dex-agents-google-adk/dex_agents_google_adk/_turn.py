@@ -22,8 +22,6 @@ from google.genai import types
 from dex_agents._contract import (
     AgentMessage,
     ContinueTurn,
-    InterruptKind,
-    InterruptRequest,
     Json,
     RequestedToolCall,
     RunModelOutcome,
@@ -32,10 +30,9 @@ from dex_agents._contract import (
     ToolCallsRequested,
     TurnCompleted,
 )
-from dex_agents._effects import ToolEffect
 from dex_agents._errors import AgentError, AgentTurnError, ModelCallError
 from dex_agents_google_adk._actions import actions_to_json
-from dex_agents_google_adk._adk_compat import CREDENTIAL_CALL, FRAMEWORK_CALLS, INPUT_CALL
+from dex_agents_google_adk._adk_compat import CREDENTIAL_CALL, FRAMEWORK_CALLS
 from dex_agents_google_adk._adk_workarounds import active_agent
 from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_misleading_path
 from dex_agents_google_adk._attempt import (
@@ -66,12 +63,12 @@ from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._live import LiveText
 from dex_agents_google_adk._model_errors import classify, classify_answer
 from dex_agents_google_adk._plugins import FirstPlugin, LastPlugin
-from dex_agents_google_adk._records import ended_at, response_of
+from dex_agents_google_adk._questions import answers_of, call_of
+from dex_agents_google_adk._records import ended_at
 from dex_agents_google_adk._run_state import (
     CallKind,
     PausedCall,
     PausedEvent,
-    PausedInput,
     RunState,
     StartedAgent,
 )
@@ -269,24 +266,13 @@ class _TurnAttempt:
         if self._state is not None:
             start = {"invocation_id": self._state.invocation_id}
             if self._state.inputs:
-                start["new_message"] = self._input_answers(self._state)
+                start["new_message"] = answers_of(self._state.inputs, self._answers)
         return runner.run_async(
             user_id=self._setup.user_id,
             session_id=self._request.session_id,
             run_config=self._setup.run_config,
             **start,
         )
-
-    def _input_answers(self, state: RunState) -> types.Content:
-        parts = [
-            types.Part(
-                function_response=types.FunctionResponse(
-                    id=question.call_id, name=INPUT_CALL, response=_answer_of(record)
-                )
-            )
-            for question, record in zip(state.inputs, self._answers, strict=True)
-        ]
-        return types.Content(role=USER, parts=parts)
 
     def _appended(self, event: Event) -> None:
         self._ids.event_appended()
@@ -340,7 +326,7 @@ class _TurnAttempt:
         if pauses:
             run_state = self._run_state(events, paused)
             calls = [call for response in waiting for call in self._requested(response)]
-            calls += map(_question, attempt.inputs)
+            calls += map(call_of, attempt.inputs)
             if calls:
                 context = make_tool_context(
                     attempt.invocation_id, self._session.state, self._turn_content(events)
@@ -387,6 +373,7 @@ class _TurnAttempt:
                 effect=call.effect,
                 requires_approval=call.requires_approval,
                 agent_name=response.agent_name,
+                interrupt=call.interrupt,
                 framework_data={
                     "branch": response.branch,
                     "path": response.node_path,
@@ -579,31 +566,6 @@ def _base_time(request: RunModelRequest) -> float:
         times += [timestamp_of(item) for item in request.run_state.get("events") or ()]
     times += [ended_at(record) for record in request.records]
     return max(times)
-
-
-def _question(question: PausedInput) -> RequestedToolCall:
-    arguments = question.arguments
-    schema = arguments.get("response_schema")
-    return RequestedToolCall(
-        call_id=question.call_id,
-        tool_name=INPUT_CALL,
-        arguments=arguments,
-        effect=ToolEffect.READ,
-        requires_approval=False,
-        agent_name=question.author,
-        hint=str(arguments.get("message") or ""),
-        interrupt=InterruptRequest(
-            InterruptKind.INPUT,
-            hint=str(arguments.get("message") or ""),
-            payload=arguments.get("payload"),
-            response_schema=schema if isinstance(schema, dict) else None,
-        ),
-    )
-
-
-def _answer_of(record: ToolCallRecord) -> dict[str, Any]:
-    answer = response_of(record)
-    return answer if isinstance(answer, dict) else {"result": answer}
 
 
 def _check_records(paused: tuple[PausedEvent, ...], records: Any) -> None:
