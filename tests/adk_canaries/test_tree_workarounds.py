@@ -97,5 +97,5 @@ def test_adk_takes_a_question_for_a_pause_by_its_name() -> None:
     part = types.Part(function_call=types.FunctionCall(name="adk_request_input", id="i", args={}))
     asked = Event(author="root", content=types.Content(role="model", parts=[part]))
     for module in deferred_questions._MODULES:
-        extract: Any = module.extract_event_interrupt_ids  # type: ignore[attr-defined]
+        extract: Any = module.extract_event_interrupt_ids
         assert extract(asked) == {"i"}
