@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-import grpc.aio
 from dex.dexpb import dex_pb2 as pb
-from dex.dexpb import dex_pb2_grpc
 
-_CALL_TIMEOUT_S = 30.0
+from dex_agents._history_events import read_history_events
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ async def read_step_history(server_address: str, session_id: str) -> list[StepRo
         grpc.aio.AioRpcError: The engine cannot be reached, or knows no such session.
     """
     rows = []
-    async for event in _events(server_address, session_id):
+    async for event in read_history_events(server_address, session_id):
         kind = event.WhichOneof("payload")
         if kind == "step_wait_for_completed":
             rows.append(_row("wait_for", event.step_wait_for_completed.context))
@@ -72,31 +70,6 @@ def step_shape(rows: Sequence[StepRow]) -> list[str]:
 async def read_step_shape(server_address: str, session_id: str) -> list[str]:
     """:func:`step_shape` of a session."""
     return step_shape(await read_step_history(server_address, session_id))
-
-
-async def _events(server_address: str, session_id: str) -> AsyncIterator[pb.FlowHistoryEvent]:
-    # A page of history holds whole Step inputs, which may be more than gRPC's own limit of 4 MiB.
-    unlimited = [("grpc.max_receive_message_length", -1)]
-    async with grpc.aio.insecure_channel(server_address, options=unlimited) as channel:
-        stub = dex_pb2_grpc.FlowServiceStub(channel)
-        summary = await stub.GetFlowSummary(
-            pb.GetFlowSummaryRequest(flow_id=session_id), timeout=_CALL_TIMEOUT_S
-        )
-        token = b""
-        while True:
-            page = await stub.GetHistoryEvents(
-                pb.GetHistoryEventsRequest(
-                    flow_id=session_id,
-                    run_id=summary.flow_execution_id.run_id,
-                    next_page_token=token,
-                ),
-                timeout=_CALL_TIMEOUT_S,
-            )
-            for event in page.events:
-                yield event
-            token = page.next_page_token
-            if not token:
-                return
 
 
 def _row(

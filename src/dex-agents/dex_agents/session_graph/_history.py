@@ -1,0 +1,289 @@
+"""From history events to what happened in each turn. No input or output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from dex.dexpb import dex_pb2 as pb
+
+from dex_agents._session import resources
+from dex_agents._session.encoding import EncodingError, decode
+from dex_agents._session.records import turn_number
+
+State: TypeAlias = Literal["succeeded", "failed", "unknown", "waiting", "running"]
+_OF_STATUS: dict[str, State] = {
+    "succeeded": "succeeded",
+    "failed": "failed",
+    "rejected": "failed",
+    "outcome_unknown": "unknown",
+}
+_WAITS = {"AwaitToolApproval": "approval", "AwaitAnswer": "answer"}
+_TOOL_STEPS = ("CallTool", "CallSingleAttemptTool")
+_OF_THE_TURN = ("CompactHistory", "RunModel", "FailTurn", "CancelTurn")
+
+
+@dataclass
+class Box:
+    """A model call, a tool call or another Step of a turn.
+
+    Attributes:
+        title: The tool's name, or what the Step does.
+        state: How it ended, or ``waiting`` for a person, or ``running``.
+        facts: Short texts: status, attempts, durations, the failure.
+    """
+
+    title: str
+    state: State
+    facts: list[str] = field(default_factory=list)
+
+
+@dataclass
+class TurnHistory:
+    """One turn.
+
+    Attributes:
+        rows: Boxes that may run at the same time stand in one row.
+        outcome: ``"answered"``, ``"failed"``, ``"cancelled"`` or ``"open"``.
+        duration_s: Seconds from its first Step to its end, or to the newest event.
+    """
+
+    turn_id: str
+    rows: list[list[Box]] = field(default_factory=list)
+    outcome: str = "open"
+    duration_s: float = 0.0
+
+
+@dataclass
+class SessionHistory:
+    """What a session did.
+
+    Attributes:
+        status: Of the Flow: ``"running"``, ``"completed"`` …
+    """
+
+    session_id: str
+    flow_type: str
+    status: str
+    turns: list[TurnHistory]
+
+
+@dataclass
+class _Execution:
+    step_type: str
+    step_id: str
+    input: Mapping[str, Any]
+    started_s: float
+    ended_s: float = 0.0
+    attempts: int = 1
+    execute_s: float = 0.0
+    has_executed: bool = False
+    error: str = ""
+    writes: dict[str, Any] = field(default_factory=dict)
+
+
+def build_history(session_id: str, events: Iterable[pb.FlowHistoryEvent]) -> SessionHistory:
+    """The history of a session from the events of its run."""
+    history = SessionHistory(session_id, "", "running", [])
+    executions: dict[str, _Execution] = {}
+    scheduled: list[tuple[str, Mapping[str, Any]]] = []
+    newest_s = 0.0
+    for event in events:
+        newest_s = _seconds(event.event_time)
+        kind = event.WhichOneof("payload")
+        if kind == "flow_started_or_continued":
+            history.flow_type = event.flow_started_or_continued.flow_type
+        elif kind == "flow_closed":
+            name = pb.FlowStatus.Name(event.flow_closed.flow_status)
+            history.status = name.removeprefix("FLOW_STATUS_").lower()
+        elif kind is not None and kind.startswith("step_") and not kind.endswith("_pending"):
+            _note(executions, kind, getattr(event, kind))
+            if kind == "step_execute_completed":
+                decision = event.step_execute_completed.output.step_decision
+                scheduled += [(s.step_type, _value(s.step_input)) for s in decision.next_steps]
+    by_turn: dict[str, list[_Execution]] = {}
+    for execution in executions.values():
+        if turn_id := str(execution.input.get("turn_id", "")):
+            by_turn.setdefault(turn_id, []).append(execution)
+    for turn_id in sorted({*by_turn, *_turns(scheduled)}, key=turn_number):
+        of_turn = [given for given in scheduled if given[1].get("turn_id") == turn_id]
+        history.turns.append(_turn(turn_id, by_turn.get(turn_id, []), of_turn, newest_s))
+    return history
+
+
+def _turns(scheduled: Iterable[tuple[str, Mapping[str, Any]]]) -> set[str]:
+    return {str(given["turn_id"]) for _, given in scheduled if given.get("turn_id")}
+
+
+def _note(executions: dict[str, _Execution], kind: str, body: Any) -> None:
+    context = body.context
+    started_s = _seconds(context.started_time)
+    execution = executions.get(context.step_execution_id)
+    if execution is None:
+        execution = executions[context.step_execution_id] = _Execution(
+            context.step_type,
+            context.step_execution_id,
+            _value(body.input.step_input),
+            started_s,
+        )
+    duration_s = context.duration.ToNanoseconds() / 1e9
+    execution.ended_s = started_s + duration_s
+    if kind.endswith("_failed"):
+        details = body.output.failure.details
+        execution.error = details.original_worker_error_detail or details.detail or "failed"
+    if kind.startswith("step_execute"):
+        execution.has_executed = True
+        execution.attempts = context.final_attempt
+        execution.execute_s = duration_s
+    if kind == "step_execute_completed":
+        for write in body.output.upsert_attributes:
+            is_shown = write.key.startswith((resources.records.name, resources.last_turn.name))
+            if is_shown and (value := _value(write.value)):  # empty ones are deletions
+                execution.writes[write.key] = value
+
+
+def _turn(
+    turn_id: str,
+    executions: list[_Execution],
+    scheduled: list[tuple[str, Mapping[str, Any]]],
+    newest_s: float,
+) -> TurnHistory:
+    turn = TurnHistory(turn_id)
+    calls: dict[str, dict[int, list[_Execution]]] = {}
+    tasks: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for _, given in scheduled:
+        for task in _with_following(given):
+            tasks.setdefault(task["batch"], {}).setdefault(task["index"], task)
+    records: dict[str, Any] = {}
+    for execution in executions:
+        records |= execution.writes
+        if "index" in execution.input:
+            of_batch = calls.setdefault(execution.input["batch"], {})
+            of_batch.setdefault(execution.input["index"], []).append(execution)
+    batches = sorted(tasks, key=lambda batch: int(batch.rpartition(".")[2]))
+    shown: set[str] = set()
+    own = [e for e in executions if e.step_type in _OF_THE_TURN]
+    for execution in sorted(own, key=lambda e: e.started_s):
+        read = str(execution.input.get("batch", ""))
+        is_cut = execution.step_type == "CancelTurn"  # it ends whatever is open
+        for batch in [b for b in batches if (is_cut or b == read) and b not in shown]:
+            shown.add(batch)
+            turn.rows.append(_call_row(batch, tasks[batch], calls.get(batch, {}), records))
+        turn.rows.append([_box_of_turn(execution)])
+    turn.rows += [
+        _call_row(batch, tasks[batch], calls.get(batch, {}), records)
+        for batch in batches
+        if batch not in shown
+    ]
+    planned = sum(step_type == "RunModel" for step_type, _ in scheduled)
+    has_end = any(e.step_type in ("FailTurn", "CancelTurn") for e in own)
+    if planned > sum(e.step_type == "RunModel" for e in own) and not has_end:
+        turn.rows.append([Box("model call", "running")])
+    last = next((v for k, v in records.items() if k.startswith(resources.last_turn.name)), None)
+    if last is not None:
+        turn.outcome = "cancelled" if last.get("is_cancelled") else "answered"
+        if last.get("error") and not last.get("is_cancelled"):
+            turn.outcome = "failed"
+        _end_open_boxes(turn)
+    if executions:
+        begun_s = min(e.started_s for e in executions)
+        ended_s = newest_s if last is None else max(e.ended_s for e in executions)
+        turn.duration_s = max(0.0, ended_s - begun_s)
+    return turn
+
+
+def _end_open_boxes(turn: TurnHistory) -> None:
+    for box in (box for row in turn.rows for box in row):
+        if box.state in ("waiting", "running"):
+            box.state = "unknown"
+            box.facts = ["ended with the turn", *box.facts]
+
+
+def _with_following(task: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A call and those that wait for it in its lane."""
+    if "index" not in task:
+        return []
+    return [task, *(other for other in task.get("following") or () if "index" in other)]
+
+
+def _call_row(
+    batch: str,
+    tasks: Mapping[int, Mapping[str, Any]],
+    calls: Mapping[int, list[_Execution]],
+    records: Mapping[str, Any],
+) -> list[Box]:
+    row = []
+    for index, task in sorted(tasks.items()):
+        key = resources.call_key(batch, index)
+        record = next((v for k, v in records.items() if k.endswith(f"/{key}")), None)
+        row.append(_call_box(task, calls.get(index, []), record))
+    return row
+
+
+def _call_box(task: Mapping[str, Any], steps: list[_Execution], record: Any) -> Box:
+    box = Box(str(task["call"]["tool_name"]), "running")
+    waits = [step for step in steps if step.step_type in _WAITS]
+    if record is not None:
+        status = str(record.get("status", ""))
+        box.state = _OF_STATUS.get(status, "unknown")
+        box.facts.append(status.replace("_", " "))
+    elif waits and not waits[-1].has_executed:
+        box.state = "waiting"
+        box.facts.append(f"waits for {_WAITS[waits[-1].step_type]}")
+    for step in waits:
+        if step.has_executed:
+            waited = span_text(step.ended_s - step.started_s)
+            box.facts.append(f"{_WAITS[step.step_type]} after {waited}")
+    for step in steps:
+        if step.step_type in _TOOL_STEPS:
+            box.facts.append(f"ran {span_text(step.execute_s)}{_attempts(step)}")
+    if record is not None and (why := record.get("error") or record.get("rejection_message")):
+        box.facts.append(str(why))
+    return box
+
+
+def _attempts(step: _Execution) -> str:
+    return f", {step.attempts} attempts" if step.attempts > 1 else ""
+
+
+def _box_of_turn(step: _Execution) -> Box:
+    titles = {
+        "RunModel": "model call",
+        "CompactHistory": "summary of older turns",
+        "FailTurn": "turn failed",
+        "CancelTurn": "turn cancelled",
+    }
+    is_bad = bool(step.error) or step.step_type in ("FailTurn", "CancelTurn")
+    state: State = "failed" if is_bad else "succeeded"
+    if not step.has_executed:
+        state = "running"
+    facts = [f"{span_text(step.execute_s)}{_attempts(step)}"]
+    return Box(titles[step.step_type], state, [*facts, step.error] if step.error else facts)
+
+
+def span_text(seconds: float) -> str:
+    """A duration for people."""
+    if seconds < 0.9995:
+        return f"{seconds * 1_000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _seconds(time: Any) -> float:
+    return float(time.seconds + time.nanos / 1e9)
+
+
+def _value(value: Any) -> Mapping[str, Any]:
+    """What a Step's input or an Attribute holds, if it is an object of the session's."""
+    try:
+        # In the wire form text; what the SDK has put aside as a blob is not looked up.
+        payload = value.obj_value.payload
+        data = payload if isinstance(payload, bytes) else payload.encode("latin-1")
+        decoded = decode(data)
+    except (EncodingError, UnicodeEncodeError, AttributeError):
+        return {}
+    return decoded if isinstance(decoded, dict) else {}

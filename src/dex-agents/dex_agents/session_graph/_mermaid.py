@@ -1,0 +1,53 @@
+"""Histories and Flow graphs as Mermaid flowcharts."""
+
+from __future__ import annotations
+
+from dex_agents.session_graph._history import Box, SessionHistory, span_text
+
+_TEXT_LIMIT = 60
+_CLASSES = {
+    "succeeded": "fill:#e7f6ec,stroke:#1f8a4c,color:#10341f",
+    "failed": "fill:#fdeaea,stroke:#c62f2f,color:#4a1010",
+    "unknown": "fill:#fff5df,stroke:#b97a06,color:#4a3203",
+    "waiting": "fill:#e8f1fd,stroke:#2f6fc6,color:#0f2a4d",
+    "running": "fill:#e8f1fd,stroke:#2f6fc6,color:#0f2a4d",
+}
+
+
+def cut(text: str) -> str:
+    """A text for one line."""
+    text = " ".join(text.split())
+    return text if len(text) <= _TEXT_LIMIT else text[: _TEXT_LIMIT - 1] + "…"
+
+
+def history_mermaid(history: SessionHistory) -> str:
+    """A session's history as a Mermaid flowchart, a subgraph for each turn."""
+    lines, links = ["flowchart TD"], []
+    above: list[str] = []
+    used: set[str] = set()
+    count = 0
+    for number, turn in enumerate(history.turns):
+        label = f"{turn.turn_id}: {turn.outcome}, {span_text(turn.duration_s)}"
+        lines.append(f'  subgraph turn{number}["{escape(label)}"]')
+        for row in turn.rows:
+            below = []
+            for box in row:
+                lines.append(f'    n{count}["{_label(box)}"]:::{box.state}')
+                used.add(box.state)
+                below.append(f"n{count}")
+                count += 1
+            links += [f"  {upper} --> {lower}" for upper in above for lower in below]
+            above = below
+        lines.append("  end")
+    classes = [f"  classDef {state} {_CLASSES[state]}" for state in sorted(used)]
+    return "\n".join([*lines, *links, *classes]) + "\n"
+
+
+def _label(box: Box) -> str:
+    return "<br/>".join(escape(cut(text)) for text in (box.title, *box.facts))
+
+
+def escape(text: str) -> str:
+    """Any text inside a Mermaid label: what has a meaning there goes by its number."""
+    shown = "".join(c if c.isprintable() else "·" for c in text)
+    return "".join(c if c not in '"<>&#;`[]{}()|\\' else f"#{ord(c)};" for c in shown)

@@ -1,0 +1,172 @@
+"""What a real session did, as Mermaid and SVG."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from core.conftest import TURN_S, Stages
+from core.scripted_runner import Answer, Call, Tool
+from dex_agents import AgentTurnError, DeferredToolExecution, ModelCallError, ToolEffect
+from dex_agents.session_graph import (
+    SessionHistory,
+    history_mermaid,
+    history_svg,
+    read_session_history,
+)
+from dex_agents.session_graph._cli import main
+from dex_agents.session_graph._flow_graph import FAILURES, TRANSITIONS
+from dex_agents.testing import read_step_history
+
+HOSTILE = '</text><script>alert("1")</script>&\x07\u202e'
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+async def look(call: DeferredToolExecution) -> Any:
+    return "seen"
+
+
+async def break_down(call: DeferredToolExecution) -> Any:
+    raise OSError("disk <full>")
+
+
+TOOLS: dict[str, Tool] = {"look": look, "break": break_down, HOSTILE: look}
+SCRIPT: list[Answer] = [
+    [
+        Call("look"),
+        Call(HOSTILE, approval=True),
+        Call("break", ToolEffect.NON_IDEMPOTENT_WRITE),
+        Call("look", approval=True),
+    ],
+    ModelCallError("once"),
+    [Call("look") for _ in range(8)],
+    "done",
+    AgentTurnError("no more"),
+    [Call("look", approval=True)],
+]
+
+
+def facts(history: SessionHistory) -> list[tuple[str, list[list[tuple[str, str]]]]]:
+    return [
+        (turn.outcome, [[(box.title, box.state) for box in row] for row in turn.rows])
+        for turn in history.turns
+    ]
+
+
+async def test_a_session_with_everything(stages: Stages, tmp_path: Path) -> None:
+    async with stages.play(SCRIPT, TOOLS) as stage:
+        sessions, address = stage.sessions, stage.engine.address
+        await sessions.start_session("s", "hello")
+        snapshot = await sessions.wait_until_settled("s", turns_done=1, timeout_s=TURN_S)
+        yes, no = snapshot.pending_interrupts
+        await sessions.resolve_interrupt("s", yes.interrupt_id, approved=True)
+        await sessions.resolve_interrupt("s", no.interrupt_id, approved=False, message="not now")
+        await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        await sessions.send_user_message("s", "more")
+        await sessions.wait_for_turn("s", 2, timeout_s=TURN_S)
+        await sessions.send_user_message("s", "more")
+        await sessions.wait_until_settled("s", turns_done=3, timeout_s=TURN_S)
+
+        model = [("model call", "succeeded")]
+        turns = [
+            (
+                "answered",
+                [
+                    model,
+                    [
+                        ("look", "succeeded"),
+                        (HOSTILE, "succeeded"),
+                        ("break", "unknown"),
+                        ("look", "failed"),
+                    ],
+                    model,
+                    [("look", "succeeded")] * 8,
+                    model,
+                ],
+            ),
+            ("failed", [model]),
+        ]
+        history = await read_session_history(address, "s")
+        assert facts(history)[:2] == turns
+        assert facts(history)[2] == ("open", [model, [("look", "waiting")]])
+        rows = history.turns[0].rows
+        assert rows[1][0].facts[0] == "succeeded"
+        assert re.fullmatch(r"ran \d+ ms", rows[1][0].facts[1])
+        assert re.fullmatch(r"approval after [\d.]+ m?s", rows[1][1].facts[1])
+        assert rows[1][2].facts[-1] == "OSError: disk <full>"
+        assert rows[1][3].facts[-1] == "not now"
+        assert rows[2][0].facts[0].endswith(", 2 attempts")
+
+        await sessions.cancel_turn("s")
+        await sessions.close_session("s")
+        history = await read_session_history(address, "s")
+        assert history.status == "completed"
+        cancelled = history.turns[2]
+        assert (cancelled.outcome, cancelled.rows[-1][0].title) == ("cancelled", "turn cancelled")
+        assert cancelled.rows[1][0].facts[0] == "ended with the turn"
+
+        # Whatever led to what is in the graph of the Flow.
+        step_types = {
+            row.step_execution_id: row.step_type for row in await read_step_history(address, "s")
+        }
+        for row in await read_step_history(address, "s"):
+            source = step_types.get(row.from_step_execution_id)
+            if source is not None:
+                assert row.step_type in (*TRANSITIONS[source], FAILURES.get(source))
+
+        # The command draws the same.
+        target = tmp_path / "history.svg"
+        line = ["history", "s", "--server", address, "--output", str(target)]
+        assert await asyncio.to_thread(main, line) == 0
+        assert target.read_text() == history_svg(history)
+        check_svg(history)
+        check_mermaid(history)
+
+
+def check_svg(history: SessionHistory) -> None:
+    root = ElementTree.fromstring(history_svg(history))
+    assert {element.tag for element in root.iter()} <= {
+        SVG + tag for tag in ("svg", "title", "style", "rect", "text", "g", "path", "circle")
+    }
+    texts = [element.text or "" for element in root.iter(SVG + "text")]
+    shown = HOSTILE.replace("\x07", "·").replace("\u202e", "·")
+    assert texts.count(shown) == 1
+    assert sum(text.startswith("t") and "·" in text and "s" in text for text in texts) >= 3
+    # Nothing lies outside of the picture, and no two boxes share a place.
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    boxes = [
+        tuple(float(box.attrib[name]) for name in ("x", "y", "width", "height"))
+        for box in root.iter(SVG + "rect")
+        if box.attrib.get("class") == "box"
+    ]
+    assert len(boxes) == sum(len(row) for turn in history.turns for row in turn.rows)
+    for number, (x, y, wide, high) in enumerate(boxes):
+        assert x >= 0 and x + wide <= width and y >= 0 and y + high <= height
+        for other_x, other_y, other_wide, other_high in boxes[number + 1 :]:
+            assert (
+                x + wide <= other_x
+                or other_x + other_wide <= x
+                or y + high <= other_y
+                or other_y + other_high <= y
+            )
+
+
+def check_mermaid(history: SessionHistory) -> None:
+    text = history_mermaid(history)
+    labels = re.findall(r'^ +n\d+\["([^"]*)"\]:::[a-z]+$', text, re.M)
+    assert len(labels) == sum(len(row) for turn in history.turns for row in turn.rows)
+    assert "script#62;" in text
+    assert not any(set(label.replace("<br/>", "")) & set('<>"`[]') for label in labels)
+
+
+async def test_what_cannot_be_read_is_said(
+    stages: Stages, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["history", "none", "--server", stages.engine.address]
+    assert await asyncio.to_thread(main, line) == 1
+    assert capsys.readouterr().err.startswith("dex-agents-session-graph: ")
