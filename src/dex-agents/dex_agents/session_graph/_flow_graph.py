@@ -49,6 +49,8 @@ RPCS: dict[str, tuple[str, ...]] = {
     "cancel_turn": ("CancelTurn",),
     "close_session": ("CloseSession",),
     "read_pages": (),
+    "rewind": (),
+    "read_branch": (),
 }
 
 

@@ -10,7 +10,7 @@ from dex_agents.session_graph._mermaid import cut
 _MARGIN, _PADDING, _GAP = 28, 14, 20
 _TITLE, _LINE = 20, 17
 _ROW_GAP, _TURN_GAP, _HEADER = 34, 30, 34
-_BOX_MINIMUM, _ROW_LIMIT, _MAXIMUM = 150, 6, 4_000
+_BOX_MINIMUM, _LINE_WIDTH = 150, 1_100
 _TITLE_CHARACTER, _CHARACTER = 8.4, 6.9  # a little generous, as fonts differ
 _WIDE_FROM = 0x1100  # about where scripts with wide characters begin
 _COLOURS = {
@@ -35,7 +35,7 @@ def history_svg(history: SessionHistory) -> str:
     turns = [[_lines(row) for row in turn.rows] for turn in history.turns]
     widths = [_row_width(line) for rows in turns for lines in rows for line in lines]
     inner = max([360.0, *widths])
-    width = min(_MAXIMUM, inner + 4 * _MARGIN)
+    width = inner + 4 * _MARGIN
     y = _MARGIN + 26.0
     parts = []
     for turn, rows in zip(history.turns, turns, strict=True):
@@ -61,7 +61,12 @@ def history_svg(history: SessionHistory) -> str:
 
 def _lines(row: list[Box]) -> list[list[Box]]:
     """A row of many boxes takes several lines."""
-    return [row[at : at + _ROW_LIMIT] for at in range(0, len(row), _ROW_LIMIT)]
+    lines: list[list[Box]] = []
+    for box in row:
+        if not lines or _row_width([*lines[-1], box]) > _LINE_WIDTH:
+            lines.append([])
+        lines[-1].append(box)
+    return lines
 
 
 def _row_width(row: list[Box]) -> float:

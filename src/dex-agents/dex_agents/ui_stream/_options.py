@@ -56,8 +56,6 @@ class UiStreamOptions:
 
     def interrupt_fields(self, interrupt: UiInterrupt) -> dict[str, Json]:
         """What the person who answers is shown, by names in camel case; empty ones are left out."""
-        # What comes with a question about a credential may hold one.
-        is_secret = interrupt.kind == "credential"
         fields: dict[str, Json] = {
             "interruptId": interrupt.interrupt_id,
             "kind": interrupt.kind,
@@ -66,7 +64,7 @@ class UiStreamOptions:
             "arguments": interrupt.arguments,
             "argumentsDigest": interrupt.arguments_digest,
             "hint": interrupt.hint,
-            "payload": None if is_secret else interrupt.payload,
+            "payload": interrupt.payload,
             "responseSchema": interrupt.response_schema,
             "deadlineMs": interrupt.deadline_ms,
         }

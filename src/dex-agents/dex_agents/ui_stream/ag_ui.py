@@ -267,7 +267,7 @@ async def answer_resume(
     """Answer what ``RunAgentInput.resume`` answers; returns the ids, for ``after_interrupts``.
 
     An approval takes ``True``, ``False`` or ``{"approved": bool, "message": str, "arguments": …}``
-    as payload, and a cancelled entry rejects it. What is not pending any more is left alone, so the
+    as payload, and a cancelled entry rejects it, or withholds a credential. What is not pending any more is left alone, so the
     same request may come twice.
 
     Raises:
@@ -291,6 +291,14 @@ async def answer_resume(
                 message=fields.get("message"),
                 arguments=fields.get("arguments") if approved else None,
             )
+        elif interrupt.kind == "credential":
+            if entry.status != "cancelled":
+                # Whoever may name a credential may use it, so a browser's word is not enough.
+                raise InvalidInputError(
+                    f"interrupt {entry.interrupt_id!r} asks for a credential; let the application "
+                    "choose it and call provide_credential"
+                )
+            await sessions.resolve_interrupt(session_id, entry.interrupt_id, approved=False)
         elif entry.status == "cancelled":
             raise InvalidInputError(
                 f"interrupt {entry.interrupt_id!r} is a question, which cannot be cancelled alone; "
