@@ -267,8 +267,8 @@ async def answer_resume(
     """Answer what ``RunAgentInput.resume`` answers; returns the ids, for ``after_interrupts``.
 
     An approval takes ``True``, ``False`` or ``{"approved": bool, "message": str, "arguments": …}``
-    as payload, and a cancelled entry rejects it, or withholds a credential. What is not pending any more is left alone, so the
-    same request may come twice.
+    as payload; a cancelled entry rejects it, or withholds a credential. What is not pending any
+    more is left alone, so the same request may come twice.
 
     Raises:
         InterruptError, InvalidInputError: An answer does not fit; the ones before it were taken.
