@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from dex_agents._session.flow import AgentSessionFlow
 from dex_agents.session_graph._mermaid import escape
 
 START = "AwaitUserMessage"
@@ -41,16 +42,14 @@ FAILURES = {
     "CallTool": "RecordToolOutcome",
     "CallSingleAttemptTool": "RecordToolOutcome",
 }
+_STEPS_OF_RPCS = {"cancel_turn": ("CancelTurn",), "close_session": ("CloseSession",)}
 RPCS: dict[str, tuple[str, ...]] = {
-    "send_user_message": (),
-    "steer_user_message": (),
-    "get_agent_snapshot": (),
-    "resolve_interrupt": (),
-    "cancel_turn": ("CancelTurn",),
-    "close_session": ("CloseSession",),
-    "read_pages": (),
-    "rewind": (),
-    "read_branch": (),
+    name: _STEPS_OF_RPCS.get(name, ())
+    for name in (
+        attribute.removesuffix("_rpc")
+        for attribute in dir(AgentSessionFlow)
+        if attribute.endswith("_rpc")
+    )
 }
 
 
