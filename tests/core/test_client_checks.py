@@ -37,6 +37,7 @@ SESSION_ID: dict[str, Command] = {
     "answer_question": lambda c, v: c.answer_question(v, "i", 1),
     "list_messages": lambda c, v: c.list_messages(v),
     "rewind": lambda c, v: c.rewind(v, "t2"),
+    "fork_session": lambda c, v: c.fork_session(v, "f"),
     "read_events": lambda c, v: anext(c.read_events(v)),
     "wait_for_turn": lambda c, v: c.wait_for_turn(v, 1, timeout_s=1),
     "wait_until_settled": lambda c, v: c.wait_until_settled(v, turns_done=1, timeout_s=1),

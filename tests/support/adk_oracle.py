@@ -376,13 +376,16 @@ async def run_plain(
     *,
     run_config: RunConfig | None = None,
     artifact_service: Any = None,
+    state: dict[str, Any] | None = None,
 ) -> PlainResult:
     """Run the agent as any ADK application does."""
     world = script if isinstance(script, World) else World(script)
     sessions = InMemorySessionService()
     agent = build(world)
     app = agent if isinstance(agent, App) else App(name=agent.name, root_agent=agent)
-    await sessions.create_session(app_name=app.name, user_id=USER_ID, session_id=SESSION_ID)
+    await sessions.create_session(
+        app_name=app.name, user_id=USER_ID, session_id=SESSION_ID, state=state
+    )
     runner = Runner(
         app=app,
         session_service=sessions,

@@ -9,12 +9,15 @@ from dex_agents_google_adk._idempotency import (
     idempotency_key_for_tool_call,
 )
 from dex_agents_google_adk._runner import AdkAgentRunner
+from dex_agents_google_adk._session_runner import AdkSessionRunner, SessionFork
 
 __all__ = [
     "IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY",
     "AdkAgentRunner",
+    "AdkSessionRunner",
     "CredentialRequest",
     "CredentialResolver",
+    "SessionFork",
     "adk_agent_session_flow",
     "idempotency_key_for_tool_call",
 ]

@@ -23,6 +23,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from dex_agents._contract import AgentMessage, CompactionRequest, HistorySummary, Json, TokenUsage
+from dex_agents_google_adk._artifacts import Place, current_after
 from dex_agents_google_adk._events import USER, load_event, shown_text, text_content, user_event
 from dex_agents_google_adk._history import replay_state
 from dex_agents_google_adk._json import copy_json
@@ -47,6 +48,7 @@ class RestoredSummary:
 
     events: Sequence[Event]
     state: dict[str, Json] = field(default_factory=dict)
+    artifacts: dict[str, Place] = field(default_factory=dict)
 
 
 def restore(summary: HistorySummary | None) -> RestoredSummary:
@@ -58,7 +60,12 @@ def restore(summary: HistorySummary | None) -> RestoredSummary:
     if agent := data.get("agent"):
         # ADK picks the next agent by the author of the newest event.
         events.append(Event(author=str(agent)))
-    return RestoredSummary(events, data.get("state") or {})
+    artifacts = {name: (place[0], place[1]) for name, place in _artifacts(data).items()}
+    return RestoredSummary(events, data.get("state") or {}, artifacts)
+
+
+def _artifacts(data: dict[str, Any]) -> dict[str, Any]:
+    return dict(data.get("artifacts") or {})
 
 
 def _split(text: str) -> tuple[str, dict[str, Any]]:
@@ -108,6 +115,10 @@ class HistoryWriter:
                 **replay_state([message.framework_item for message in request.messages]),
             },
             "agent": _last_agent(request.messages) or data.get("agent"),
+            "artifacts": {
+                **_artifacts(data),
+                **current_after(request.messages, request.session_id),
+            },
         }
         line = json.dumps(kept, ensure_ascii=False, allow_nan=False)
         return HistorySummary(f"{text.strip()}\n{_STATE_LINE}{line}", usage)

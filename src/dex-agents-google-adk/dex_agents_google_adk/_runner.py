@@ -10,8 +10,11 @@ from google.adk.agents.run_config import RunConfig
 from google.adk.apps.app import App
 from google.adk.artifacts.base_artifact_service import BaseArtifactService
 from google.adk.auth.credential_service.base_credential_service import BaseCredentialService
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.memory.base_memory_service import BaseMemoryService
 from google.adk.models.base_llm import BaseLlm
+from google.adk.sessions.state import State
 from google.adk.workflow import BaseNode
 
 from dex_agents._contract import (
@@ -19,6 +22,7 @@ from dex_agents._contract import (
     CompactionRequest,
     DeferredToolExecution,
     HistorySummary,
+    Json,
     RunModelOutcome,
     RunModelRequest,
     ToolExecutionResult,
@@ -36,6 +40,7 @@ from dex_agents_google_adk._adk_workarounds import (
     remote_a2a_import,
     task_delegations,
 )
+from dex_agents_google_adk._artifacts import note_removed
 from dex_agents_google_adk._compaction import HistoryWriter
 from dex_agents_google_adk._credentials import (
     CredentialBroker,
@@ -44,8 +49,9 @@ from dex_agents_google_adk._credentials import (
     checked_resolver,
 )
 from dex_agents_google_adk._effects import PolicyResolver
-from dex_agents_google_adk._events import dump_event, text_content, to_message, user_event
+from dex_agents_google_adk._events import USER, dump_event, text_content, to_message, user_event
 from dex_agents_google_adk._images import ImageLoader, placeholder
+from dex_agents_google_adk._json import copy_json
 from dex_agents_google_adk._setup import RunnerSetup
 from dex_agents_google_adk._source_tools import SourceTools
 from dex_agents_google_adk._tree_checks import (
@@ -179,6 +185,11 @@ class AdkAgentRunner:
             # Its absence is what tells a client that messages take no images.
             self.build_user_message_with_images = _build_user_message_with_images
 
+    @property
+    def user_id(self) -> str:
+        """ADK user id of every session."""
+        return self._setup.user_id
+
     async def run_model(self, request: RunModelRequest) -> RunModelOutcome:
         """Make one model call and say how the turn goes on; see ``AgentFrameworkRunner``."""
         return await _turn.run_model(self._setup, request)
@@ -198,6 +209,21 @@ class AdkAgentRunner:
     async def summarize(self, request: CompactionRequest) -> HistorySummary:
         """Sum up older turns; see ``HistoryCompactor``."""
         return await self._writer.write(request)
+
+    def build_state_message(self, state: Mapping[str, Json]) -> AgentMessage:
+        """An event that sets the state; see ``StateMessageBuilder``."""
+        for key in state:
+            if key.startswith(State.TEMP_PREFIX):
+                raise ValueError(
+                    f"{key!r} is of one invocation only and would be gone at once; leave it out, or "
+                    f"take the key {key.removeprefix(State.TEMP_PREFIX)!r}"
+                )
+        event = Event(author=USER, actions=EventActions(state_delta=copy_json(dict(state))))
+        return to_message(event, dump_event(event))
+
+    def note_removed(self, note: Json, messages: Sequence[AgentMessage]) -> Json:
+        """Artifacts of removed turns; see ``TurnRemover``."""
+        return note_removed(note, messages)
 
     def build_user_message(self, text: str) -> AgentMessage:
         """A user event of ADK with ``text``."""

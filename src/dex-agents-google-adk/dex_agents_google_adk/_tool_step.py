@@ -7,6 +7,7 @@ from typing import Any
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.readonly_context import ReadonlyContext
+from google.adk.artifacts.base_artifact_service import BaseArtifactService
 from google.adk.events.event_actions import EventActions
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.tools.base_tool import BaseTool
@@ -26,6 +27,7 @@ from dex_agents._media.reference import ImageReference
 from dex_agents_google_adk._actions import actions_to_json
 from dex_agents_google_adk._adk_compat import invocation_of
 from dex_agents_google_adk._adk_workarounds.tool_threads import own_threads
+from dex_agents_google_adk._artifacts import SessionArtifacts
 from dex_agents_google_adk._idempotency import IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY
 from dex_agents_google_adk._images import split_images
 from dex_agents_google_adk._json import copy_json, to_json
@@ -142,7 +144,7 @@ def _context(setup: RunnerSetup, call: DeferredToolExecution) -> ToolContext:
     user_content = stored.get("user_content")
     invocation = InvocationContext(
         session_service=AttemptSessionService(session),
-        artifact_service=setup.artifact_service,
+        artifact_service=_artifacts(setup, call.session_id, stored),
         memory_service=setup.memory_service,
         credential_service=setup.credential_service,
         # An AgentTool hands these to its inner run.
@@ -167,6 +169,15 @@ def _context(setup: RunnerSetup, call: DeferredToolExecution) -> ToolContext:
     )
     context.custom_metadata[IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY] = call.idempotency_key
     return context
+
+
+def _artifacts(
+    setup: RunnerSetup, session_id: str, stored: dict[str, Any]
+) -> BaseArtifactService | None:
+    service, seen = setup.artifact_service, stored.get("artifacts")
+    if service is None or seen is None:
+        return service
+    return SessionArtifacts.from_json(service, session_id, seen)
 
 
 async def _find(

@@ -35,6 +35,7 @@ from dex_agents_google_adk._actions import actions_to_json
 from dex_agents_google_adk._adk_compat import CREDENTIAL_CALL, FRAMEWORK_CALLS
 from dex_agents_google_adk._adk_workarounds import active_agent
 from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_misleading_path
+from dex_agents_google_adk._artifacts import SessionArtifacts, session_artifacts
 from dex_agents_google_adk._attempt import (
     Attempt,
     AttemptInvocationContext,
@@ -187,6 +188,9 @@ class _TurnAttempt:
     def _make_session(self) -> Session:
         request = self._request
         restored = restore(request.summary)
+        self._artifacts = session_artifacts(
+            self._setup.artifact_service, request, restored.artifacts, self._state
+        )
         events = [
             *restored.events,
             *self._setup.history.load(request.session_id, request.history),
@@ -256,7 +260,7 @@ class _TurnAttempt:
             session_service=AttemptSessionService(
                 self._session, self._appended, setup.tree.workflow_names
             ),
-            artifact_service=setup.artifact_service,
+            artifact_service=self._artifacts,
             memory_service=setup.memory_service,
             credential_service=setup.credential_service,
         )
@@ -331,6 +335,8 @@ class _TurnAttempt:
                 context = make_tool_context(
                     attempt.invocation_id, self._session.state, self._turn_content(events)
                 )
+                if isinstance(self._artifacts, SessionArtifacts):
+                    context["artifacts"] = self._artifacts.to_json()
                 return ToolCallsRequested(
                     calls=calls,
                     run_state=run_state.to_json(),

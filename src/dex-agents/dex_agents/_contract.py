@@ -45,6 +45,7 @@ class AgentMessage:
         turn_id: The turn that stored it; empty until the Flow stores the message.
         sequence: Position in the session from 0; -1 until stored.
         images: The images of the item, in order.
+        origin_session_id: The session whose turn it was, if it came here with a fork; else empty.
     """
 
     role: MessageRole
@@ -55,6 +56,7 @@ class AgentMessage:
     turn_id: str = ""
     sequence: int = -1
     images: Sequence[ImageReference] = ()
+    origin_session_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -297,6 +299,18 @@ class HistoryCompactor(Protocol):
 
         Raises:
             Exception: It failed; it may be tried again, and the turn goes on without it.
+        """
+
+
+@runtime_checkable
+class StateMessageBuilder(Protocol):
+    """What a runner has besides if sessions can begin with a state."""
+
+    def build_state_message(self, state: Mapping[str, Json]) -> AgentMessage:
+        """The item that stands before all others and gives the session its first state.
+
+        Raises:
+            ValueError: No session can begin with this; the text names the key.
         """
 
 

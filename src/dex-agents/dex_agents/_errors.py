@@ -73,7 +73,8 @@ class SessionUnavailableError(SessionError):
 
     Attributes:
         command_id: What to repeat the command with, so that it acts once: the ``message_id`` of a
-            message, the ``answer_id`` of an answer, the ``turn_id`` of a cancel. Empty where the
+            message, the ``answer_id`` of an answer, the ``turn_id`` of a cancel, the ``request_id``
+            of a rewind. Empty where the
             same call again needs none.
     """
 

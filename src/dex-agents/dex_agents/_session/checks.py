@@ -33,14 +33,14 @@ _REFERENCE = re.compile(f"[A-Za-z0-9._:/@+-]{{1,{MAX_REFERENCE_CHARACTERS}}}", r
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
-def check_session_id(session_id: object) -> None:
+def check_session_id(session_id: object, name: str = "session_id") -> None:
     """Refuse what can be no Flow id."""
-    text = _text("session_id", session_id)
-    _check_length("session_id", text, MAX_ID_CHARACTERS, "; choose a shorter one")
+    text = _text(name, session_id)
+    _check_length(name, text, MAX_ID_CHARACTERS, "; choose a shorter one")
     bad = sorted({c for c in text if c in _FORBIDDEN_IN_IDS or not c.isprintable()})
     if bad:
         raise InvalidInputError(
-            f"session_id {text!r} must not contain {', '.join(map(repr, bad))}; "
+            f"{name} {text!r} must not contain {', '.join(map(repr, bad))}; "
             "letters, digits, '-', '_' and '.' are always taken"
         )
 
@@ -80,6 +80,22 @@ def check_interrupt_id(interrupt_id: object) -> str:
 def is_interrupt_id(text: str) -> bool:
     """Whether it could be an id at all; the engine takes no other text as a name."""
     return text.isprintable() and "/" not in text and len(text) <= MAX_ID_CHARACTERS
+
+
+def check_state(state: object, limit: int) -> None:
+    """Refuse what can be no session state."""
+    if not isinstance(state, Mapping):
+        raise InvalidInputError(
+            f"state must be a mapping of names to JSON values, got {type(state).__name__}"
+        )
+    check_json("state", dict(state), limit)
+
+
+def check_one_of(**values: object) -> None:
+    """Refuse more than one of arguments that exclude each other."""
+    given = [name for name, value in values.items() if value is not None]
+    if len(given) > 1:
+        raise InvalidInputError(f"{' and '.join(given)} exclude each other; leave one of them out")
 
 
 def check_turn_id(turn_id: object) -> None:

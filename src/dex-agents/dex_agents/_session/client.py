@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from dex import AsyncClient, RPCResult
 
-from dex_agents._contract import ImageMessageBuilder, Json
+from dex_agents._contract import ImageMessageBuilder, Json, StateMessageBuilder
+from dex_agents._errors import InvalidInputError
 from dex_agents._media.reference import ImageReference, reference_to_json
-from dex_agents._session import checks, commands, going_back, reading, waiting
+from dex_agents._session import checks, commands, forking, going_back, reading, waiting
 from dex_agents._session.connection import SessionConnection
 from dex_agents._session.flow import AgentSessionFlow
 from dex_agents._session.steering import MAX_STEERING_BYTES
@@ -17,6 +18,7 @@ from dex_agents._session.views import (
     AgentEventBatch,
     AgentSnapshot,
     ClosedSession,
+    ForkedSession,
     MessagePage,
     RewoundSession,
 )
@@ -40,21 +42,30 @@ class AgentSessionClient:
         self._max_bytes = flow.options.max_message_bytes
 
     async def start_session(
-        self, session_id: str, text: str, *, images: Sequence[ImageReference] = ()
+        self,
+        session_id: str,
+        text: str,
+        *,
+        images: Sequence[ImageReference] = (),
+        state: Mapping[str, Json] | None = None,
     ) -> None:
         """Start a session with its first user message. The same call again changes nothing.
 
         Args:
             images: What ``put_image`` of the Flow's media store gave, in order.
+            state: What the framework's session state begins with, as JSON; stays through rewinds
+                and goes along with forks.
 
         Raises:
-            SessionAlreadyExistsError: The id was used before with another first message.
-            InvalidInputError: The id or the text is refused; nothing was stored.
+            SessionAlreadyExistsError: The id was used before with another first message or state.
+            InvalidInputError: An argument is refused; nothing was stored.
         """
         checks.check_session_id(session_id)
         self._check_text("text", text)
         shown = self._checked_images(images)
-        await commands.start(self._connection, session_id, text, shown)
+        if state is not None:
+            self._check_state(state)
+        await commands.start(self._connection, session_id, text, shown, state)
 
     async def send_user_message(
         self,
@@ -330,6 +341,44 @@ class AgentSessionClient:
         checks.check_command_id("request_id", request_id)
         return await going_back.rewind(self._connection, session_id, before_turn_id, request_id)
 
+    async def fork_session(
+        self,
+        session_id: str,
+        new_session_id: str,
+        *,
+        before_turn_id: str | None = None,
+        after_turn_id: str | None = None,
+    ) -> ForkedSession:
+        """Make a session of the turns of another one, which stays as it is.
+
+        The new session has history, state, summary and artifacts as they were at the end of its last
+        turn, and the same turn ids; nothing that happens in one of the two reaches the other. An open
+        turn of the source is no obstacle, and a closed source is none. Called again with the same
+        arguments it changes nothing and answers the same; if a call broke off, it is completed.
+        Until then there is no session of the new id.
+
+        Args:
+            before_turn_id: The new session ends before this finished turn.
+            after_turn_id: The new session ends with this finished turn. With neither it has all.
+
+        Raises:
+            TurnTargetError: There is no such turn, none before it, or what the model read then is
+                gone.
+            SessionAlreadyExistsError: The new id was used before, with another source or turn.
+            SessionNotFoundError: There is no session ``session_id``.
+            InvalidInputError: An argument is refused; nothing was stored.
+            SessionUnavailableError: No Worker or no engine took it in time; call it again.
+        """
+        checks.check_session_id(session_id)
+        checks.check_session_id(new_session_id, "new_session_id")
+        checks.check_one_of(before_turn_id=before_turn_id, after_turn_id=after_turn_id)
+        for name, turn_id in (("before_turn_id", before_turn_id), ("after_turn_id", after_turn_id)):
+            if turn_id is not None:
+                self._check_text(name, turn_id)
+        return await forking.fork(
+            self._connection, session_id, new_session_id, before_turn_id, after_turn_id
+        )
+
     async def list_messages(
         self,
         session_id: str,
@@ -413,6 +462,18 @@ class AgentSessionClient:
 
     def _check_json(self, name: str, value: object) -> None:
         checks.check_json(name, value, self._max_bytes)
+
+    def _check_state(self, state: Mapping[str, Json]) -> None:
+        checks.check_state(state, self._max_bytes)
+        runner = self._flow.runner
+        if not isinstance(runner, StateMessageBuilder):
+            raise InvalidInputError(
+                f"the runner, a {type(runner).__name__}, has no session state; leave state out"
+            )
+        try:
+            runner.build_state_message(state)
+        except ValueError as error:
+            raise InvalidInputError(f"state is refused: {error}") from None
 
     def _checked_images(self, images: Sequence[ImageReference]) -> list[Json]:
         is_image_flow = isinstance(self._flow.runner, ImageMessageBuilder)

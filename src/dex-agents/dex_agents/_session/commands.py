@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -55,7 +55,7 @@ _WAIT_REFUSALS = {
 
 
 @contextlib.contextmanager
-def _repeated_with(name: str, value: str) -> Iterator[None]:
+def repeated_with(name: str, value: str) -> Iterator[None]:
     """Says in the error of a lost answer how the command acts once."""
     try:
         yield
@@ -66,20 +66,28 @@ def _repeated_with(name: str, value: str) -> Iterator[None]:
 
 
 async def start(
-    connection: SessionConnection, session_id: str, text: str, images: Sequence[Json]
+    connection: SessionConnection,
+    session_id: str,
+    text: str,
+    images: Sequence[Json],
+    state: Mapping[str, Json] | None,
 ) -> None:
     """Start a session. Its request id is made from all that was given, so it starts once."""
     flow_type = connection.flow.get_flow_type()
-    content = [flow_type, session_id, text, *([images] if images else [])]
+    content: list[Json] = [flow_type, session_id, text, *([images] if images else [])]
+    if state is not None:
+        content.append(dict(sorted(state.items())))
     digest = hashlib.sha256(encode(content)).hexdigest()[:40]
-    first = encode({"message": {"id": f"start-{digest}", "text": text, "images": images}})
+    first: dict[str, Json] = {"message": {"id": f"start-{digest}", "text": text, "images": images}}
+    if state is not None:
+        first["state"] = dict(state)
     options = StartFlowOptions(request_id=f"start-{digest}", ignore_already_started=True)
     try:
         async with connection.errors(session_id):
-            await connection.client.start_flow(connection.flow, session_id, first, options)
+            await connection.client.start_flow(connection.flow, session_id, encode(first), options)
     except FlowAlreadyStartedError:
         raise SessionAlreadyExistsError(
-            f"session {session_id!r} was already started with another message; "
+            f"session {session_id!r} was already started with another message or state; "
             "use send_user_message, or another session id"
         ) from None
 
@@ -96,7 +104,7 @@ async def send(
     accepted = resources.accepted.load(message_digest(message_id))
     options = RPCInvokeOptions(load_attribute_map_instances=(accepted,))
     message = {"id": message_id, "text": text, "images": list(images)}
-    with _repeated_with("message_id", message_id):
+    with repeated_with("message_id", message_id):
         answer = await connection.command(rpc, session_id, message, options)
     if refused := answer.get("refused"):
         raise InvalidInputError(
@@ -124,7 +132,7 @@ async def answer_interrupt(
     )
     rpc = connection.flow.resolve_interrupt_rpc
     request = {"interrupt_id": interrupt_id, "answer_id": answer_id, **given}
-    with _repeated_with("answer_id", answer_id):
+    with repeated_with("answer_id", answer_id):
         answer = await connection.command(rpc, session_id, request, options)
     refused = answer.get("refused")
     if not refused:
@@ -145,7 +153,7 @@ async def cancel(connection: SessionConnection, session_id: str, turn_id: str | 
     if not turn_id:
         return False
     rpc = connection.flow.cancel_turn_rpc
-    with _repeated_with("turn_id", turn_id):
+    with repeated_with("turn_id", turn_id):
         answer = await connection.command(rpc, session_id, {"turn_id": turn_id})
         if not answer["turn_id"]:
             return False

@@ -65,13 +65,17 @@ class SessionConnection:
         async with self.errors(session_id):
             for number in range(_LOCK_TRIES):
                 try:
-                    return decode(
+                    answer = decode(
                         await self.client.invoke_rpc(rpc, session_id, sent, options=options)
                     )
                 except RpcLockConflictError:
                     # Another answer, its deadline, or a turn that opens: all are quick.
                     if number < _LOCK_TRIES - 1:
                         await asyncio.sleep(random.uniform(0.005, 0.05))
+                    continue
+                if isinstance(answer, dict) and answer.get("refused") == "incomplete":
+                    raise _incomplete(session_id)
+                return answer
             raise SessionUnavailableError(
                 f"session {session_id!r} is busy with another command for the same thing; "
                 "nothing changed, call again"
@@ -144,6 +148,14 @@ def closed(session_id: str) -> SessionClosedError:
     """The error of a session that has ended."""
     return SessionClosedError(
         f"session {session_id!r} is closed and takes no more commands; start another one"
+    )
+
+
+def _incomplete(session_id: str) -> SessionNotFoundError:
+    """The error of a fork of which only a part is there."""
+    return SessionNotFoundError(
+        f"there is no session {session_id!r} yet: it is a fork that was not completed; repeat the "
+        "call of fork_session"
     )
 
 

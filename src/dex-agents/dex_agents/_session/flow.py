@@ -22,6 +22,7 @@ from dex_agents._contract import AgentFrameworkRunner, HistoryCompactor, Interru
 from dex_agents._session import interrupts, resources, steering, step_options
 from dex_agents._session.compaction import CompactionPolicy
 from dex_agents._session.encoding import decode, encode
+from dex_agents._session.fork import is_incomplete, read_fork, take_piece
 from dex_agents._session.options import AgentSessionOptions, check_duration
 from dex_agents._session.pages import read_page
 from dex_agents._session.records import (
@@ -154,6 +155,7 @@ class AgentSessionFlow(Flow[bytes]):
             resources.turns_done,
             resources.revision,
             resources.cancel_asked,
+            resources.fork,
             resources.closing,
             resources.messages,
             resources.summaries,
@@ -182,8 +184,8 @@ class AgentSessionFlow(Flow[bytes]):
     @rpc(name="send_user_message")
     def send_user_message_rpc(self, context: Context, message: bytes) -> RPCResult[bytes]:
         """Queue a message for the next turn; the caller loads its entry in ``accepted``."""
-        if resources.closing.get(context):
-            return _CLOSED
+        if refused := _refused(context):
+            return refused
         digest = message_digest(decode(message)["id"])
         if resources.accepted.get(context, digest):
             return RPCResult(encode({}))
@@ -199,8 +201,8 @@ class AgentSessionFlow(Flow[bytes]):
     @rpc(name="steer_user_message", load_attribute_maps=(resources.steering,))
     def steer_user_message_rpc(self, context: Context, message: bytes) -> RPCResult[bytes]:
         """Queue a message for the open turn; the caller loads its entry in ``accepted``."""
-        if resources.closing.get(context):
-            return _CLOSED
+        if refused := _refused(context):
+            return refused
         given = decode(message)
         if resources.accepted.get(context, message_digest(given["id"])):
             return RPCResult(encode({}))
@@ -222,6 +224,8 @@ class AgentSessionFlow(Flow[bytes]):
         stored = resources.header.get(context)
         header = Header.from_json(decode(stored)) if stored else Header()
         closing = resources.closing.get(context)
+        if is_incomplete(context) and not closing:
+            return _INCOMPLETE
         pending = []
         for key in sorted(resources.interrupts.get_all_instance_keys(context), key=_natural):
             interrupt = StoredInterrupt.from_json(decode(resources.interrupts.get(context, key)))
@@ -244,6 +248,7 @@ class AgentSessionFlow(Flow[bytes]):
                     "usage": asdict(header.usage),
                     "last_turn": decode(last) if last else None,
                     "removed": header.removed,
+                    "forked_from": read_fork(context)["fork"],
                     "cancelled_turn": header.cancelled_turn,
                     "closing": decode(closing) if closing else None,
                     "pending_interrupts": pending,
@@ -255,8 +260,8 @@ class AgentSessionFlow(Flow[bytes]):
     @rpc(name="resolve_interrupt")
     def resolve_interrupt_rpc(self, context: Context, answer: bytes) -> RPCResult[bytes]:
         """Answer an interrupt; the caller locks and loads it, and loads its mark."""
-        if resources.closing.get(context):
-            return _CLOSED
+        if refused := _refused(context):
+            return refused
         given = decode(answer)
         interrupt_id = given["interrupt_id"]
         if interrupts.has_taken(context, interrupt_id, given):
@@ -297,8 +302,8 @@ class AgentSessionFlow(Flow[bytes]):
         to a Step, which nothing of the turn can run beside. The lock keeps the next turn from
         opening meanwhile; its Steps would be cancelled too.
         """
-        if resources.closing.get(context):
-            return _CLOSED
+        if refused := _refused(context):
+            return refused
         wanted = decode(request)["turn_id"]
         stored = resources.header.get(context)
         header = Header.from_json(decode(stored)) if stored else Header()
@@ -336,6 +341,8 @@ class AgentSessionFlow(Flow[bytes]):
 
         The lock keeps the next turn from opening meanwhile.
         """
+        if is_incomplete(context):
+            return _INCOMPLETE
         return RPCResult(encode(rewind(context, decode(request))))
 
     @rpc(
@@ -344,7 +351,26 @@ class AgentSessionFlow(Flow[bytes]):
     )
     def read_branch_rpc(self, context: Context) -> RPCResult[bytes]:
         """Which turns count and what stands for older ones, for a client that goes back."""
+        if is_incomplete(context):
+            return _INCOMPLETE
         return RPCResult(encode(read_branch(context)))
+
+    @rpc(name="read_summary")
+    def read_summary_rpc(self, context: Context, request: bytes) -> RPCResult[bytes]:
+        """The summary of the given name, for a fork; the caller loads it."""
+        stored = resources.summaries.get(context, decode(request)["key"])
+        return RPCResult(stored if stored else encode(None))
+
+    @rpc(name="read_fork")
+    def read_fork_rpc(self, context: Context) -> RPCResult[bytes]:
+        """What the session was forked from."""
+        return RPCResult(encode(read_fork(context)))
+
+    @rpc(name="take_piece")
+    def take_piece_rpc(self, context: Context, request: bytes) -> RPCResult[bytes]:
+        """Store a piece of what a forked session starts with."""
+        take_piece(context, decode(request))
+        return RPCResult(encode({}))
 
     @rpc(name="read_pages")
     def read_pages_rpc(self, context: Context, request: bytes) -> RPCResult[bytes]:
@@ -366,6 +392,14 @@ class AgentSessionFlow(Flow[bytes]):
 
 
 _CLOSED = RPCResult(encode({"refused": "closed"}))
+_INCOMPLETE = RPCResult(encode({"refused": "incomplete"}))
+
+
+def _refused(context: Context) -> RPCResult[bytes] | None:
+    """Of a session that takes no command."""
+    if resources.closing.get(context):
+        return _CLOSED
+    return _INCOMPLETE if is_incomplete(context) else None
 
 
 def _is_open(context: Context, interrupt: StoredInterrupt) -> bool:

@@ -14,6 +14,7 @@ from dex_agents._errors import (
 )
 from dex_agents._session import resources
 from dex_agents._session.branch import Branch, messages_of, read_branch, read_pages
+from dex_agents._session.commands import repeated_with
 from dex_agents._session.connection import SessionConnection
 from dex_agents._session.encoding import EncodingError, encode
 from dex_agents._session.live_turns import is_removed
@@ -40,8 +41,9 @@ async def rewind(
             "finished_turns": branch.header.finished_turns,
             "note": await _note(connection, session_id, branch, before_turn_id),
         }
-        rpc = connection.flow.rewind_rpc
-        answer = await connection.command(rpc, session_id, request, options)
+        with repeated_with("request_id", request_id):
+            rpc = connection.flow.rewind_rpc
+            answer = await connection.command(rpc, session_id, request, options)
         refused = answer.get("refused")
         if refused is None:
             return RewoundSession(

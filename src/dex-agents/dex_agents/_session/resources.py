@@ -16,6 +16,8 @@ revision = Attribute("revision", int)
 """Grows whenever a turn ends or starts to wait for a person, for clients that wait."""
 cancel_asked = Attribute("cancel_asked", str)
 """The turn that a cancel is about to end, so that none of its interrupts takes an answer."""
+fork = Attribute("fork", bytes)
+"""What a forked session was forked from, and whether all that it starts with has arrived."""
 closing = Attribute("closing", bytes)
 """Why the session is being closed, from the moment on at which it takes no more commands."""
 

@@ -73,6 +73,7 @@ from dex_agents._session.turn_end import (
     grow_revision,
     read_header,
     read_turn_state,
+    store_state,
     write_header,
 )
 from dex_agents._tracing import SpanPlace, describe_model_call
@@ -106,7 +107,8 @@ class AwaitUserMessage(Step[bytes]):
     ) -> StepDecision:
         if resources.closing.get(context):
             return dead_end()
-        message = decode(input).get("message")
+        given = decode(input)
+        message = given.get("message")
         if message is None:
             arrived = resources.user_messages.results(context)
             if not arrived:
@@ -122,6 +124,8 @@ class AwaitUserMessage(Step[bytes]):
         if not header.remember_message(message["id"]):
             # The client sent it again because it did not hear that the first one had arrived.
             return go_to_many(step_options.await_user_message(self._flow))
+        if "state" in given:
+            store_state(context, self._flow, header, given["state"])
         header.turns_started += 1
         interrupts.forget_before(context, header.turns_started)
         header.turn_id = f"t{header.turns_started}"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dex import AsyncContext, StepDecision, go_to_many
 
-from dex_agents._contract import AgentMessage, ImageMessageBuilder, Json
+from dex_agents._contract import (
+    AgentMessage,
+    ImageMessageBuilder,
+    Json,
+    StateMessageBuilder,
+)
+from dex_agents._errors import ModelCallError
 from dex_agents._media.reference import ImageReference
 from dex_agents._session import resources, step_options
 from dex_agents._session.compaction import size_of
@@ -79,6 +85,21 @@ def build_user_message(
         return flow.runner.build_user_message_with_images(text, images)
     except RUNNER_FAILURES as error:
         raise model_failure(error) from None
+
+
+def store_state(
+    context: AsyncContext, flow: AgentSessionFlow, header: Header, state: Mapping[str, Json]
+) -> None:
+    """Store what a session was given at its creation, as a page before that of the first turn."""
+    if not isinstance(flow.runner, StateMessageBuilder):
+        raise ModelCallError("a session has a state, but this Worker's runner takes none")
+    try:
+        message = flow.runner.build_state_message(state)
+    except RUNNER_FAILURES as error:
+        raise model_failure(error) from None
+    page = [message_to_json(replace(message, sequence=header.next_sequence))]
+    header.next_sequence += 1
+    resources.messages.set(context, resources.page_key(0), encode(page))
 
 
 def fail_turn(

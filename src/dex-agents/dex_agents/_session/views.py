@@ -80,6 +80,7 @@ class AgentSnapshot:
         queued_messages: User messages that wait for their turn; of a closed session those that
             were dropped.
         close_reason: Why it was closed, as far as that was said.
+        forked_from: Session that it was forked from, or empty.
         removed_turns: First and last number of each range of turns that rewinds have removed.
     """
 
@@ -94,6 +95,7 @@ class AgentSnapshot:
     queued_messages: int = 0
     close_reason: str = ""
     removed_turns: Sequence[tuple[int, int]] = ()
+    forked_from: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,22 @@ class RewoundSession:
 
     session_id: str
     removed_turns: Sequence[str]
+    last_turn_id: str
+    next_turn_id: str
+
+
+@dataclass(frozen=True)
+class ForkedSession:
+    """A session that was made from the turns of another one.
+
+    Attributes:
+        session_id: The new session.
+        last_turn_id: The newest turn that it has.
+        next_turn_id: The turn that its first message opens.
+    """
+
+    session_id: str
+    source_session_id: str
     last_turn_id: str
     next_turn_id: str
 
@@ -186,6 +204,7 @@ def snapshot_from_json(session_id: str, data: Json) -> AgentSnapshot:
         queued_messages=data["queued_messages"],
         close_reason=closing["reason"] if closing else "",
         removed_turns=removed,
+        forked_from=(data.get("forked_from") or {}).get("source", ""),
     )
 
 

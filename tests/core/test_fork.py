@@ -1,0 +1,251 @@
+"""Forked sessions: what they start with, that the source stays as it is, and that it happens once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from core.conftest import TURN_S, Stages
+from core.scripted_runner import ScriptedRunner
+from core.test_cancel import Hold
+from core.test_rewind import read, say, seen, talk
+from dex_agents import (
+    AgentMessage,
+    ForkedSession,
+    InvalidInputError,
+    Json,
+    MessageRole,
+    SessionAlreadyExistsError,
+    SessionClosedError,
+    SessionNotFoundError,
+    TurnTargetError,
+)
+from dex_agents._session import branch, forking
+
+ANSWERS = [f"a{n}" for n in range(1, 60)]
+
+
+async def test_a_fork_goes_on_from_an_earlier_turn_and_leaves_its_source_alone(
+    stages: Stages,
+) -> None:
+    async with stages.play(ANSWERS) as stage:
+        await talk(stage, ["m1", "m2", "m3"])
+        before = await stage.sessions.get_agent_snapshot("s")
+        forked = await stage.sessions.fork_session("s", "f", before_turn_id="t3")
+        assert forked == ForkedSession("f", "s", last_turn_id="t2", next_turn_id="t3")
+        snapshot = await stage.sessions.get_agent_snapshot("f")
+        assert (snapshot.status, snapshot.turns_done, snapshot.last_turn) == ("idle", 2, None)
+        assert (snapshot.forked_from, snapshot.usage.model_calls) == ("s", 0)
+        assert await read(stage, "f") == ["m1", "a1", "m2", "a2"]
+        await stage.sessions.send_user_message("f", "n3")
+        snapshot = await stage.sessions.wait_for_turn("f", 3, timeout_s=TURN_S)
+        assert snapshot.last_turn is not None
+        assert snapshot.last_turn.turn_id == forked.next_turn_id
+        assert seen(stage.runner) == ["m1", "a1", "m2", "a2"]
+        history = stage.runner.requests[-1].history
+        assert [message.origin_session_id for message in history] == ["s"] * 4
+        sequences = [m.sequence for m in (await stage.sessions.list_messages("f")).messages]
+        assert sequences == sorted(set(sequences))
+        # Nothing of it reached the source, and nothing of the source reaches it.
+        assert await stage.sessions.get_agent_snapshot("s") == before
+        await say(stage, "m4")
+        assert await read(stage) == ["m1", "a1", "m2", "a2", "m3", "a3", "m4", "a4"]
+        assert await read(stage, "f") == ["m1", "a1", "m2", "a2", "n3", "a1"]
+        # A fork of the fork, with the turns of both.
+        await stage.sessions.fork_session("f", "g")
+        await say(stage, "o4", "g")
+        history = stage.runner.requests[-1].history
+        assert [m.origin_session_id for m in history] == ["s"] * 4 + ["f"] * 2
+        # Going back behind where it was forked changes nothing in its source.
+        await stage.sessions.rewind("g", "t2")
+        await say(stage, "o5", "g")
+        assert seen(stage.runner) == ["m1", "a1"]
+        assert await read(stage) == ["m1", "a1", "m2", "a2", "m3", "a3", "m4", "a4"]
+
+
+async def test_a_fork_of_a_rewound_session_has_what_counts(stages: Stages) -> None:
+    async with stages.play(ANSWERS) as stage:
+        await talk(stage, ["m1", "m2", "m3"])
+        await stage.sessions.rewind("s", "t2")
+        await say(stage, "m4")
+        await say(stage, "m5")
+        after = await stage.sessions.fork_session("s", "f", after_turn_id="t4")
+        assert (after.last_turn_id, after.next_turn_id) == ("t4", "t5")
+        assert await read(stage, "f") == ["m1", "a1", "m4", "a4"]
+        everything = await stage.sessions.fork_session("s", "g")
+        assert everything.last_turn_id == "t5"
+        with pytest.raises(TurnTargetError, match="turn t2 was removed by an earlier rewind"):
+            await stage.sessions.fork_session("s", "h", after_turn_id="t2")
+        await say(stage, "n5", "f")
+        assert seen(stage.runner) == ["m1", "a1", "m4", "a4"]
+
+
+async def test_the_same_fork_happens_once(stages: Stages) -> None:
+    async with stages.play(ANSWERS) as stage:
+        await talk(stage, ["m1", "m2", "m3"])
+        answers = await asyncio.gather(
+            *(stage.sessions.fork_session("s", "f") for _ in range(5)),
+        )
+        assert set(answers) == {ForkedSession("f", "s", "t3", "t4")}
+        await say(stage, "m4")
+        await say(stage, "n4", "f")
+        assert await stage.sessions.fork_session("s", "f") == answers[0]
+        assert await read(stage, "f") == ["m1", "a1", "m2", "a2", "m3", "a3", "n4", "a1"]
+        for other in ({"before_turn_id": "t3"}, {"after_turn_id": "t3"}):
+            with pytest.raises(SessionAlreadyExistsError, match="'f' was already started, and not"):
+                await stage.sessions.fork_session("s", "f", **other)
+        with pytest.raises(SessionAlreadyExistsError, match="another session id"):
+            await stage.sessions.fork_session("f", "s")
+        with pytest.raises(SessionAlreadyExistsError):
+            await stage.sessions.fork_session("s", "s")
+        with pytest.raises(SessionAlreadyExistsError):
+            await stage.sessions.start_session("f", "hello")
+
+
+async def test_open_turns_and_closed_sources_are_no_obstacle(stages: Stages) -> None:
+    async with stages.play(ANSWERS) as stage:
+        await talk(stage, ["m1"])
+        hold = stage.runner.before_answer = Hold()
+        await stage.sessions.send_user_message("s", "m2")
+        await hold.reached()
+        await stage.sessions.fork_session("s", "f")
+        assert await read(stage, "f") == ["m1", "a1"]
+        with pytest.raises(TurnTargetError, match=r"'t2' is none of its finished turns, t1 to t1;"):
+            await stage.sessions.fork_session("s", "g", after_turn_id="t2")
+        hold.may_go.set()
+        await stage.sessions.wait_for_turn("s", 2, timeout_s=TURN_S)
+        await stage.sessions.close_session("s")
+        with pytest.raises(SessionClosedError):
+            await stage.sessions.rewind("s", "t2")
+        await stage.sessions.fork_session("s", "g", after_turn_id="t2")
+        await say(stage, "n3", "g")
+        assert seen(stage.runner) == ["m1", "a1", "m2", "a2"]
+
+
+async def test_wrong_targets_create_nothing(stages: Stages) -> None:
+    async with stages.play(ANSWERS) as stage:
+        await talk(stage, ["m1", "m2"])
+        for target in ("t3", "e-5f0c1f6e-7b1d-4a53-9f0a-0d6f7a1c2b3e", "t0", "s/t1"):
+            for name in ("before_turn_id", "after_turn_id"):
+                with pytest.raises(TurnTargetError, match="is none of its finished turns"):
+                    await stage.sessions.fork_session("s", "f", **{name: target})
+        with pytest.raises(TurnTargetError, match="no turn before t1 to go back to"):
+            await stage.sessions.fork_session("s", "f", before_turn_id="t1")
+        with pytest.raises(InvalidInputError, match="exclude each other; leave one of them out"):
+            await stage.sessions.fork_session("s", "f", before_turn_id="t2", after_turn_id="t1")
+        with pytest.raises(InvalidInputError, match="new_session_id 'a/b' must not contain '/'"):
+            await stage.sessions.fork_session("s", "a/b")
+        with pytest.raises(SessionNotFoundError, match="no session 'none'"):
+            await stage.sessions.fork_session("none", "f")
+        with pytest.raises(SessionNotFoundError, match="no session 'f'; start it"):
+            await stage.sessions.get_agent_snapshot("f")
+
+
+async def test_nothing_is_shown_before_all_has_arrived(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stages.play(ANSWERS) as stage:
+        await talk(stage, [f"m{n}" for n in range(1, 6)])
+        monkeypatch.setattr(forking, "TURNS_AT_ONCE", 2)
+        pages = branch.read_pages
+        left = 2
+
+        async def break_off(*arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise ConnectionError("broken off")
+            return await pages(*arguments)
+
+        monkeypatch.setattr(forking, "read_pages", break_off)
+        with pytest.raises(ConnectionError):
+            await stage.sessions.fork_session("s", "f")
+        sessions = stage.sessions
+        for command in (
+            sessions.get_agent_snapshot("f"),
+            sessions.send_user_message("f", "hello"),
+            sessions.steer_user_message("f", "hello"),
+            sessions.cancel_turn("f"),
+            sessions.list_messages("f"),
+            sessions.rewind("f", "t2"),
+            sessions.fork_session("f", "g"),
+            sessions.resolve_interrupt("f", "t1.1.0", approved=True),
+        ):
+            with pytest.raises(SessionNotFoundError, match="no session 'f' yet: it is a fork"):
+                await command
+        # Meanwhile the source goes on; the fork keeps the turns that it was made for.
+        monkeypatch.setattr(forking, "read_pages", pages)
+        await sessions.rewind("s", "t3")
+        await say(stage, "m6")
+        assert await sessions.fork_session("s", "f") == ForkedSession("f", "s", "t5", "t6")
+        assert await read(stage, "f") == [f"{kind}{n}" for n in range(1, 6) for kind in "ma"]
+
+
+async def test_large_histories_are_carried_in_pieces(stages: Stages) -> None:
+    async with stages.play(ANSWERS) as stage:
+        bulk = [os.urandom(110_000).hex() for _ in range(9)]
+        await talk(stage, [f"m1 {bulk[0]}"])
+        for number, more in enumerate(bulk[1:], start=2):
+            await say(stage, f"m{number} {more}")
+        await stage.sessions.fork_session("s", "f")
+        page = await stage.sessions.list_messages("f", turns=100)
+        whole: list[AgentMessage] = [*page.messages]
+        while page.next_before_turn is not None:
+            page = await stage.sessions.list_messages(
+                "f", before_turn=page.next_before_turn, turns=100
+            )
+            whole = [*page.messages, *whole]
+        users = [message.text for message in whole if message.role == "user"]
+        assert users == [f"m{n} {more}" for n, more in enumerate(bulk, start=1)]
+
+
+class StateRunner(ScriptedRunner):
+    """Takes a state."""
+
+    def build_state_message(self, state: Any) -> AgentMessage:
+        if "temp" in state:
+            raise ValueError("'temp' is not taken")
+        item: Json = {"state": dict(state)}
+        return AgentMessage(MessageRole.USER, item)
+
+
+def states(messages: Sequence[AgentMessage]) -> list[Json]:
+    return [m.framework_item["state"] for m in messages if "state" in m.framework_item]
+
+
+async def test_the_state_given_at_creation_stays(stages: Stages) -> None:
+    async with stages.play(ANSWERS, runner_class=StateRunner) as stage:
+        state = {"tenant": "t1", "limits": {"a": [1, None]}}
+        for _ in range(2):
+            await stage.sessions.start_session("s", "m1", state=state)
+        with pytest.raises(SessionAlreadyExistsError, match="another message or state"):
+            await stage.sessions.start_session("s", "m1", state={"tenant": "t2"})
+        with pytest.raises(InvalidInputError, match="state is refused: 'temp' is not taken"):
+            await stage.sessions.start_session("x", "m1", state={"temp": 1})
+        wrong: Any = ["tenant"]
+        with pytest.raises(InvalidInputError, match=r"state must be a mapping .* got list"):
+            await stage.sessions.start_session("x", "m1", state=wrong)
+        with pytest.raises(InvalidInputError, match="state"):
+            await stage.sessions.start_session("x", "m1", state={"a": object()})
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        assert states(stage.runner.requests[-1].history) == [state]
+        await say(stage, "m2")
+        await say(stage, "m3")
+        assert states(stage.runner.requests[-1].history) == [state]
+        await stage.sessions.rewind("s", "t2")
+        await say(stage, "m4")
+        assert states(stage.runner.requests[-1].history) == [state]
+        await stage.sessions.fork_session("s", "f", after_turn_id="t1")
+        await say(stage, "n2", "f")
+        assert states(stage.runner.requests[-1].history) == [state]
+        assert await read(stage) == ["m1", "a1", "m4", "a4"]
+
+
+async def test_a_runner_without_state_takes_none(stages: Stages) -> None:
+    async with stages.play(ANSWERS) as stage:
+        with pytest.raises(InvalidInputError, match="ScriptedRunner, has no session state; leave"):
+            await stage.sessions.start_session("s", "m1", state={"a": 1})
