@@ -14,7 +14,6 @@ from dex_lite._errors import DexLiteError
 from dex_lite._logs import event
 from dex_lite._machine import decide
 from dex_lite._machine.model import Failure, RunState, StepExecution
-from dex_lite._matching import Slot, Task, Unstarted
 from dex_lite._rpcs import RpcTask
 from dex_lite._runs import LiveAttempt, Run, StepTask, check_room
 from dex_lite._stream_log import StreamKey
@@ -22,6 +21,7 @@ from dex_lite._timers import now_ms
 from dex_lite._wire.errors import ServiceError
 from dex_lite._wire.options import BadRequest
 from dex_lite._wire.tasks import step_snapshot, step_task
+from dex_lite._worker_slot import Task, TaskSlot, Unstarted
 
 if TYPE_CHECKING:
     from dex_lite._engine import Engine
@@ -56,7 +56,7 @@ class Attempts:
             task.strict_timer = loop.call_later(
                 self._engine.options.step_dispatch_wait_s, self._not_dispatched, task
             )
-        self._engine.matcher.offer(task)
+        self._engine.offer(task, run.state)
 
     def _not_dispatched(self, task: StepTask) -> None:
         run = task.run
@@ -74,7 +74,7 @@ class Attempts:
         decide.fail_dispatch(turn, task.execution_id, failure)
         self._engine.store(run, turn)
 
-    def begin(self, task: Task, slot: Slot) -> bool:
+    def begin(self, task: Task, slot: TaskSlot) -> bool:
         """A stream is free for a task (MatcherHost)."""
         if isinstance(task, RpcTask):
             return task.begin(slot)
@@ -201,14 +201,14 @@ class Attempts:
         if run.live.get(execution_id) is live:
             del run.live[execution_id]
 
-    def _live(self, task: Task, slot: Slot) -> tuple[Run, str, LiveAttempt] | None:
+    def _live(self, task: Task, slot: TaskSlot) -> tuple[Run, str, LiveAttempt] | None:
         assert isinstance(task, StepTask)
         live = task.run.live.get(task.execution_id)
         if live is None or live.slot is not slot:
             return None
         return task.run, task.execution_id, live
 
-    def unstarted(self, task: Task, slot: Slot, reason: Unstarted) -> None:
+    def unstarted(self, task: Task, slot: TaskSlot, reason: Unstarted) -> None:
         """A begun task certainly did not start (MatcherHost)."""
         if isinstance(task, RpcTask):
             task.offer_again()
@@ -225,7 +225,7 @@ class Attempts:
         )
         self._engine.store(run, turn)
 
-    def lost(self, task: Task, slot: Slot) -> None:
+    def lost(self, task: Task, slot: TaskSlot) -> None:
         """The outcome of a task stays unknown (MatcherHost)."""
         if isinstance(task, RpcTask):
             task.lost()
@@ -238,7 +238,16 @@ class Attempts:
         )
         self._end_attempt(*found, failure)
 
-    def frame(self, task: Task, slot: Slot, frame: pb.PollWorkerTaskFrame) -> None:
+    def unreachable(self, task: Task, slot: TaskSlot, text: str) -> None:
+        """Nobody listens where the Flow's Worker should (DialerHost)."""
+        if isinstance(task, RpcTask):
+            task.unreachable(text)
+            return
+        found = self._live(task, slot)
+        if found is not None and not self._engine.is_stopped:
+            self._end_attempt(*found, Failure(text, "NO_WORKER_AVAILABLE", is_delivered=False))
+
+    def frame(self, task: Task, slot: TaskSlot, frame: pb.PollWorkerTaskFrame) -> None:
         """A frame of a Worker (MatcherHost)."""
         if isinstance(task, RpcTask):
             task.frame(frame)

@@ -8,7 +8,7 @@ from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._machine import decide
 from dex_lite._machine.model import TIMEOUT_HANDLER_STEP, KeptSkip
-from dex_lite._wire.errors import invalid, later
+from dex_lite._wire.errors import invalid
 from dex_lite._wire.limits import name_fault
 from dex_lite._wire.starts import changed_config
 
@@ -69,8 +69,6 @@ def _skip(engine: Engine, request: pb.SkipTimerRequest) -> KeptSkip:
 async def update_config(engine: Engine, request: pb.UpdateFlowConfigRequest) -> None:
     """Change the config of a running Flow for what it decides from now on."""
     run = engine.find_open(request.flow_id, request.run_id)
-    if request.flow_config.worker_target.address:
-        raise later("Workers in listening mode; use PullWorkerOptions")
     config, is_async = changed_config(run.state.config, request.flow_config)
     turn = engine.turn(run)
     decide.change_config(turn, config, is_async_default=is_async)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from dex_lite._attempts import Attempts
+from dex_lite._dialer import Dialer
 from dex_lite._indexes import Indexes
 from dex_lite._journal import Journal
 from dex_lite._logs import event
@@ -43,6 +44,8 @@ from dex_lite._stream_log import StreamLog
 from dex_lite._timers import Timers, now_ms
 from dex_lite._wire.errors import ServiceError, flow_missing, long_poll_over, unavailable
 from dex_lite._wire.results import ResultReader
+from dex_lite._wire.starts import worker_address
+from dex_lite._worker_slot import Task
 
 _CLOSED_RUNS_KEPT = 256
 
@@ -70,6 +73,9 @@ class Engine:
         self.reader = ResultReader(options.limits, floor_ms, self.indexes.types)
         self._closed: dict[str, RunState] = {}  # recently read ones
         self.attempts = Attempts(self)
+        matcher.set_host(self.attempts)
+        self.dialer = Dialer(options.limits.request)
+        self.dialer.set_host(self.attempts)
         self._retention = Retention(self, options.retention_s)
         self._timers = Timers(self._timer_due)
         self._stopped: str | None = None
@@ -167,6 +173,14 @@ class Engine:
         return [
             row for row in rows if row and row.run_id not in self.runs and row.run_id not in read
         ]
+
+    def offer(self, task: Task, state: RunState) -> None:
+        """Give a task to the Workers of its Flow, wherever these are."""
+        address = worker_address(state.config)
+        if address:
+            self.dialer.offer(task, address)
+        else:
+            self.matcher.offer(task)
 
     def start_run(self, started: RunStarted) -> Run:
         """A new run; its ``commit`` is the one to wait for."""

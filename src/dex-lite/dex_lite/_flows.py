@@ -17,7 +17,7 @@ from dex_lite._machine.turn import end_of
 from dex_lite._records import RunRow
 from dex_lite._search._fields import IndexTypeError
 from dex_lite._timers import now_ms
-from dex_lite._wire.errors import ServiceError, flow_missing, invalid, later
+from dex_lite._wire.errors import ServiceError, flow_missing, invalid
 from dex_lite._wire.history import HistoryReader
 from dex_lite._wire.limits import name_fault
 from dex_lite._wire.options import BadRequest, check_enum
@@ -88,8 +88,6 @@ def _started(engine: Engine, request: pb.StartFlowRequest) -> RunStarted:
         limits,
         int(engine.options.heartbeat_floor_s * 1_000),
     )
-    if options.flow_config_override.worker_target.address:
-        raise later("Workers in listening mode; use PullWorkerOptions")
     return run_started(
         start,
         flow_id=request.flow_id,

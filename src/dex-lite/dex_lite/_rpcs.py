@@ -14,13 +14,13 @@ from dex_lite._machine import decide
 from dex_lite._machine.commands import RpcResult
 from dex_lite._machine.model import RunState, Value
 from dex_lite._machine.turn import Turn
-from dex_lite._matching import Slot, Task
 from dex_lite._runs import check_room
 from dex_lite._timers import now_ms
 from dex_lite._wire.errors import ServiceError, flow_missing, invalid, worker_failure
 from dex_lite._wire.limits import name_fault
 from dex_lite._wire.options import BadRequest, check_lock_keys, encoded_value
 from dex_lite._wire.tasks import rpc_task, take_snapshot
+from dex_lite._worker_slot import Task, TaskSlot
 
 if TYPE_CHECKING:
     from dex_lite._engine import Engine
@@ -52,12 +52,12 @@ class RpcTask(Task):
         self.request = request
         self.rpc_input = rpc_input
         self.deadline_ms = deadline_ms
-        self.slot: Slot | None = None
+        self.slot: TaskSlot | None = None
         self.answer: asyncio.Future[pb.PollWorkerTaskFrame] = (
             asyncio.get_running_loop().create_future()
         )
 
-    def begin(self, slot: Slot) -> bool:
+    def begin(self, slot: TaskSlot) -> bool:
         """A stream is free."""
         if self.answer.done():
             return False
@@ -97,7 +97,7 @@ class RpcTask(Task):
         """The task did not start."""
         self.slot = None
         if not self.answer.done():
-            self.engine.matcher.offer(self)
+            self.engine.offer(self, self.state)
 
     def lost(self) -> None:
         """The Worker went away with it."""
@@ -105,6 +105,15 @@ class RpcTask(Task):
             worker_failure(
                 f"the Worker's connection broke while it ran RPC {self.name}",
                 dispatch_reason=pb.DISPATCH_TASK_ERROR_REASON_WORKER_DISCONNECTED,
+            )
+        )
+
+    def unreachable(self, text: str) -> None:
+        """Nobody listens at the Flow's address."""
+        self._fail(
+            worker_failure(
+                f"RPC {self.name}: {text}",
+                dispatch_reason=pb.DISPATCH_TASK_ERROR_REASON_NO_WORKER_AVAILABLE,
             )
         )
 
@@ -265,7 +274,7 @@ async def _run(
         min(budget_s, options.rpc_dispatch_wait_s), _not_dispatched, task
     )
     try:
-        engine.matcher.offer(task)
+        engine.offer(task, state)
         async with asyncio.timeout(budget_s):
             frame = await task.answer
     except TimeoutError:

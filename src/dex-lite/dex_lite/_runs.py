@@ -18,7 +18,7 @@ from dex_lite._records import RunRow
 from dex_lite._wire.limits import Limits
 from dex_lite._wire.options import BadRequest
 from dex_lite._wire.tasks import Snapshot
-from dex_lite._worker_slot import Slot, Task
+from dex_lite._worker_slot import Task, TaskSlot
 
 _FACTS_A_READ = 2_000
 
@@ -58,7 +58,7 @@ class LiveAttempt:
         "timer",
     )
 
-    def __init__(self, slot: Slot, deadline_ms: int) -> None:
+    def __init__(self, slot: TaskSlot, deadline_ms: int) -> None:
         self.slot = slot
         self.deadline_ms = deadline_ms
         self.beat_at = 0.0

@@ -111,7 +111,6 @@ async def open_engine(
         matcher = Matcher(eager_registration=options.eager_registration)
         engine = Engine(journal, matcher, StreamLog(journal), options, meter)
         stop_for_good.append(engine)
-        matcher.set_host(engine.attempts)
         started = time.monotonic()
         engine.recover()
         recovered_s = time.monotonic() - started
@@ -174,7 +173,8 @@ async def _shut_down(
 ) -> None:
     """Let running handlers end, then answer everybody who still waits that it is over."""
     event(logging.INFO, "engine_stopping", "the engine waits for what runs", wait_s=options.drain_s)
-    await matcher.drain(options.drain_s)
+    await asyncio.gather(matcher.drain(options.drain_s), engine.dialer.drain(options.drain_s))
     matcher.close()
+    await engine.dialer.close()
     engine.stop("the engine is stopping")
     await server.stop(_CALLS_END_WITHIN_S)

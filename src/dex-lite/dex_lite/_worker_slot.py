@@ -60,6 +60,20 @@ class Task:
         self.waiting: OrderedDict[Task, int] | None = None
 
 
+class TaskSlot(Protocol):
+    """Where a task travels: a stream lent to it, or a call to a listening Worker."""
+
+    task: Task
+    worker_id: str
+    token: str
+
+    def send(self, task: pb.PollWorkerTask | bytes) -> None:
+        """Send the task, once."""
+
+    def cancel(self) -> None:
+        """The engine wants no more of this task; nothing more is reported."""
+
+
 class MatcherHost(Protocol):
     """The engine, as the matcher sees it. Calls may come from inside `offer` and `Slot.release`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 from dex.dexpb import dex_pb2 as pb
@@ -17,6 +18,7 @@ from dex_lite._wire.attributes import AttributeWrites
 from dex_lite._wire.limits import Limits, name_fault
 from dex_lite._wire.options import BadRequest, check_enum, movement, retry_policy, step_options
 
+_LONGEST_ADDRESS = 1_000
 _POLICIES: dict[int, Literal["fail", "cancel", "handler"]] = {
     pb.FLOW_TIMEOUT_POLICY_UNSPECIFIED: "fail",
     pb.FLOW_TIMEOUT_POLICY_FAIL: "fail",
@@ -74,6 +76,14 @@ def check_config(config: pb.FlowConfig) -> None:
     )
     if config.worker_target.address and config.worker_target.is_pull_mode:
         raise BadRequest("a Worker target is either an address or pull mode")
+    if len(config.worker_target.address) > _LONGEST_ADDRESS:
+        raise BadRequest(f"a Worker's address has at most {_LONGEST_ADDRESS} characters")
+
+
+@functools.lru_cache(maxsize=1_000)
+def worker_address(config: bytes) -> str:
+    """Where the Workers of a Flow listen; empty if they pull."""
+    return pb.FlowConfig.FromString(config).worker_target.address
 
 
 def _flow_retry(policy: pb.FlowRetryPolicy) -> RetryPolicy:
