@@ -74,13 +74,6 @@ def unavailable(message: str) -> ServiceError:
     return ServiceError(grpc.StatusCode.UNAVAILABLE, message)
 
 
-def later(what: str) -> ServiceError:
-    """A part of the protocol that this release does not have."""
-    return ServiceError(
-        grpc.StatusCode.UNIMPLEMENTED, f"this release of dex-lite does not support {what}"
-    )
-
-
 def worker_failure(
     message: str,
     *,
