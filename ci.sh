@@ -101,6 +101,15 @@ setup() {
   export PATH="$PWD/.venv/bin:$PATH" PYTHONPATH="$PWD/tests${PYTHONPATH:+:$PYTHONPATH}"
 }
 
+# On CI the web demo's tests need a browser; elsewhere they are skipped without one, as this takes apt and root.
+install_browser() {
+  [ -z "${CI:-}" ] || command -v chromedriver >/dev/null || ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ] &&
+    return
+  export DEBIAN_FRONTEND=noninteractive
+  local install="apt-get install -y -q --no-install-recommends chromium chromium-driver"
+  $install || { apt-get update -q && $install; }
+}
+
 lint() {
   stage "lint" ruff check src tests
   stage "format" ruff format --check src tests

@@ -39,7 +39,8 @@ def test_text_reasoning_usage_and_the_turn() -> None:
         assert reading.message["id"] == "s:t1"
         assert reading.message["role"] == "assistant"
         usage = {"inputTokens": 3, "outputTokens": 2, "modelCalls": 1}
-        assert reading.message["metadata"] == {"turnId": "t1", "usage": usage}
+        told = {"turnId": "t1", "userText": "hello", "usage": usage}
+        assert reading.message["metadata"] == told
         shown = [(p["type"], p.get("text"), p.get("state")) for p in reading.message["parts"]]
         assert shown == [
             ("step-start", None, None),

@@ -64,9 +64,9 @@ class AiSdkEncoder:
         """The parts that tell a change."""
         shown = self._options
         match change:
-            case TurnBegan(turn_id):
+            case TurnBegan(turn_id, text):
                 message = f"{self._session_id}:{turn_id}"
-                metadata = {"turnId": turn_id}
+                metadata = {"turnId": turn_id, "userText": text}
                 return [{"type": "start", "messageId": message, "messageMetadata": metadata}]
             case ModelCallBegan():
                 self._began_calls += 1

@@ -1,0 +1,68 @@
+"""Engine, Worker process and web server of the demo."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
+
+import dex_lite
+from dex_agents import AgentSessionClient
+from dex_agents.testing import WorkerProcess
+from dex_agents_google_adk.demo._agent import build_flow
+from dex_agents_google_adk.demo.web._app import web_app
+
+HOST = "127.0.0.1"
+
+
+def run() -> None:
+    """Parse the command line and serve."""
+    typer.run(_command)
+
+
+def _command(
+    port: Annotated[int, typer.Option("--port", help="Port of the page on 127.0.0.1.")] = 8800,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder that keeps the sessions.")
+    ] = None,
+) -> None:
+    """Serve the support agent with a page: its answers stream, its refunds wait for approval."""
+    folder = data or Path(tempfile.mkdtemp(prefix="dex-agents-demo-web-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        asyncio.run(_serve(folder, port))
+    except (dex_lite.DexLiteError, RuntimeError, OSError) as error:
+        typer.echo(f"The demo could not run: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+async def _serve(folder: Path, port: int) -> None:
+    async with dex_lite.open_engine(folder / "sessions.db") as engine:
+        worker = await WorkerProcess.start(
+            "dex_agents_google_adk.demo._agent:build_flow",
+            server_address=engine.address,
+            data_dir=folder,
+        )
+        flow = build_flow(folder)
+        client = AsyncClient(
+            Registry([flow], allow_async_handlers=True),
+            open_blob_cache(BlobCacheConfig(str(folder / "client-cache"), 64 * 1024 * 1024)),
+            ClientOptions(server_address=engine.address, worker_target=WorkerTarget(pull=True)),
+        )
+        try:
+            app = web_app(
+                AgentSessionClient(client, flow),
+                server_address=engine.address,
+                hosts=(HOST, "localhost"),
+            )
+            typer.echo(f"http://{HOST}:{port}   data in {folder}")
+            config = uvicorn.Config(app, host=HOST, port=port, log_level="warning")
+            await uvicorn.Server(config).serve()
+        finally:
+            await client.close()
+            await worker.stop()
