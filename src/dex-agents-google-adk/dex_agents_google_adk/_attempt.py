@@ -26,8 +26,10 @@ from dex_agents._contract import (
 from dex_agents._effects import ToolEffect
 from dex_agents._errors import AgentTurnError
 from dex_agents_google_adk._actions import actions_to_json
+from dex_agents_google_adk._held_answers import HeldAnswers
 from dex_agents_google_adk._run_state import (
     CallKind,
+    HeldAnswer,
     PausedCall,
     PausedEvent,
     PausedInput,
@@ -142,6 +144,7 @@ class Attempt:
         long_running: Ids of long-running calls by event, which stored events do not name while the
             turn is open.
         called_source_tools: Tools of sources that the turn has called, by name.
+        held: Later parts of model answers whose first calls waited.
         model_calls_so_far: Model calls of the turn before this attempt.
         maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
     """
@@ -159,6 +162,7 @@ class Attempt:
         steering: Sequence[types.Content] = (),
         long_running: Mapping[str, list[str]] | None = None,
         called_source_tools: Mapping[str, Json] | None = None,
+        held: Sequence[HeldAnswer] = (),
         model_calls_so_far: int = 0,
         maximum_model_calls: int = 0,
     ) -> None:
@@ -170,6 +174,7 @@ class Attempt:
         self.long_running: dict[str, list[str]] = dict(long_running or {})
         self.offer: Any = None  # what tool sources list in this attempt
         self.called_source_tools: dict[str, Json] = dict(called_source_tools or {})
+        self.held = HeldAnswers(held)
         self.inputs: list[PausedInput] = []
         self.node_inputs: dict[str, Json] = dict(node_inputs or {})
         self.descendants: Mapping[str, Collection[str]] = descendants or {}
@@ -412,6 +417,11 @@ class Attempt:
             return None
         replay.taken = True
         return replay
+
+    def is_putting_off(self, key: AgentKey) -> bool:
+        """Whether calls of the answer that the agent reads now wait for a later attempt."""
+        response = self._open.get(key)
+        return response is not None and not response.replayed and bool(response.deferred)
 
     def replay_of(self, response: OpenResponse, call_id: str) -> _Replay | None:
         """What was stored for a call of a replayed response, taken or not."""

@@ -137,6 +137,9 @@ class FirstPlugin(BasePlugin):
         if self._attempt.owes_task(key):
             # ADK hands a task on only when it starts the agent anew, so the agent ends here.
             self._attempt.agent_ends(key)
+        elif (held := await self._attempt.held.take(key, callback_context)) is not None:
+            self._attempt.request_built(key, llm_request)
+            return held
         elif self._attempt.has_permit(key[1]):
             if self._attempt.offer is not None:
                 self._attempt.offer.check(llm_request)
@@ -190,6 +193,10 @@ class FirstPlugin(BasePlugin):
                 response.keep_actions()
             return event
         key = (event.author, event.branch)
+        if self._attempt.is_putting_off(key) and not event.get_function_responses():
+            self._attempt.held.hold(event)
+            self._attempt.synthetic_events.add(event.id)
+            return event
         self._complete_output(event)
         if event.get_function_responses():
             self._attempt.response_answered(event)

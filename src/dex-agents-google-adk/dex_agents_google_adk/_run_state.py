@@ -163,6 +163,29 @@ class PausedInput:
 
 
 @dataclass(frozen=True)
+class HeldAnswer:
+    """A later part of a model's answer, which comes in when the calls before it have their results.
+
+    Attributes:
+        agent_name: The agent that asked the model.
+        branch: ADK's branch of the agent.
+        item: The event, as ADK would have stored it.
+    """
+
+    agent_name: str
+    branch: str | None
+    item: Json
+
+    def to_json(self) -> Json:
+        return [self.agent_name, self.branch, self.item]
+
+    @staticmethod
+    def from_json(item: Any) -> HeldAnswer:
+        agent_name, branch, event = item
+        return HeldAnswer(agent_name, branch, event)
+
+
+@dataclass(frozen=True)
 class StartedAgent:
     """An agent in the middle of its run.
 
@@ -203,6 +226,7 @@ class RunState:
         is_answered: Whether the turn is over but for ADK's summary of older events.
         source_tools: Source, description and schema of each tool of a source that the turn has
             called, so that its calls can be replayed when it is no longer listed.
+        held: Later parts of model answers whose first calls wait, oldest first.
     """
 
     invocation_id: str
@@ -216,6 +240,7 @@ class RunState:
     long_running: dict[str, list[str]] = field(default_factory=dict)
     is_answered: bool = False
     source_tools: dict[str, Json] = field(default_factory=dict)
+    held: tuple[HeldAnswer, ...] = ()
 
     def to_json(self) -> Json:
         """The stored form."""
@@ -232,6 +257,7 @@ class RunState:
             "long_running": self.long_running,
             "is_answered": self.is_answered,
             "source_tools": self.source_tools,
+            "held": [answer.to_json() for answer in self.held],
         }
 
     @staticmethod
@@ -259,6 +285,7 @@ class RunState:
                 long_running=item.get("long_running") or {},
                 is_answered=bool(item.get("is_answered")),
                 source_tools=item.get("source_tools") or {},
+                held=tuple(HeldAnswer.from_json(answer) for answer in item.get("held") or ()),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise AgentTurnError(f"the run state of the turn is damaged: {error!r}") from error

@@ -162,6 +162,7 @@ class _TurnAttempt:
             records=records,
             long_running=state.long_running if state else {},
             called_source_tools=state.source_tools if state else {},
+            held=state.held if state else (),
             started=state.started if state else (),
             node_inputs=state.node_inputs if state else {},
             descendants=self._setup.tree.descendants,
@@ -229,7 +230,8 @@ class _TurnAttempt:
                 return self._outcome()
             async with aclosing(self._start(runner)) as events:
                 async for event in events:
-                    self._live.emit(event)
+                    if (shown := self._attempt.held.to_show(event)) is not None:
+                        self._live.emit(shown)
         except Exception as error:
             known = self._known_error(error)
             if known is None or known is error:
@@ -410,6 +412,7 @@ class _TurnAttempt:
             inputs=tuple(self._attempt.inputs),
             long_running=self._attempt.long_running,
             source_tools=self._attempt.called_source_tools,
+            held=self._attempt.held.rest,
         )
 
     def _paused(self, response: OpenResponse) -> PausedEvent:
@@ -502,6 +505,11 @@ class _TurnAttempt:
 
     def _check_end(self, events: list[Event]) -> None:
         attempt = self._attempt
+        if attempt.held.rest:
+            raise AgentTurnError(
+                "the run ended before a later part of the model's answer came in; what ran is "
+                "recorded"
+            )
         answered = {item.id for event in events for item in event.get_function_responses()}
         if paused := [
             call.name
