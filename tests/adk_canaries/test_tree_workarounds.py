@@ -9,6 +9,7 @@ from google.adk.agents.base_agent import BaseAgent
 from google.adk.events import _interrupts
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
+from google.adk.flows.llm_flows.base_llm_flow import BaseLlmFlow
 from google.adk.utils import _sync_runner
 from google.adk.workflow import _llm_agent_wrapper
 from google.adk.workflow._dynamic_node_scheduler import DynamicNodeScheduler
@@ -19,6 +20,7 @@ from dex_agents_google_adk._adk_workarounds import (
     agent_callbacks,
     deferred_questions,
     entry_agent_replay,
+    model_lookup,
     task_delegations,
     tool_threads,
 )
@@ -30,6 +32,7 @@ PATCHED: list[tuple[Any, Any, str, str]] = [
     (agent_callbacks, BaseAgent, "_handle_after_agent_callback", "callbacks around an agent"),
     (entry_agent_replay, DynamicNodeScheduler, "_execute_step", "begins with a sub-agent"),
     (deferred_questions, _interrupts, "extract_event_interrupt_ids", "asks for input"),
+    (model_lookup, BaseLlmFlow, "_get_llm", "lookup of an agent's model"),
     (task_delegations, _llm_agent_wrapper, "_find_unresolved_task_delegations", "hands on a task"),
 ]
 

@@ -27,6 +27,7 @@ from dex_agents._effects import ToolEffect
 from dex_agents._errors import AgentTurnError
 from dex_agents_google_adk._actions import actions_to_json
 from dex_agents_google_adk._held_answers import HeldAnswers
+from dex_agents_google_adk._kept_answers import KeptAnswers
 from dex_agents_google_adk._run_state import (
     CallKind,
     HeldAnswer,
@@ -147,6 +148,7 @@ class Attempt:
         held: Later parts of model answers whose first calls waited.
         model_calls_so_far: Model calls of the turn before this attempt.
         maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
+        answers: What models have answered, here and in attempts that died.
     """
 
     def __init__(
@@ -165,7 +167,9 @@ class Attempt:
         held: Sequence[HeldAnswer] = (),
         model_calls_so_far: int = 0,
         maximum_model_calls: int = 0,
+        answers: KeptAnswers | None = None,
     ) -> None:
+        self.answers = answers or KeptAnswers(None)
         self.invocation_id = ""
         self.is_resumed = is_resumed
         self.image_uris = set(image_uris)

@@ -37,6 +37,7 @@ from dex_agents_google_adk._adk_workarounds import (
     contents_on_replay,
     deferred_questions,
     entry_agent_replay,
+    model_lookup,
     remote_a2a_import,
     task_delegations,
 )
@@ -151,6 +152,7 @@ class AdkAgentRunner:
         entry_agent_replay.apply()
         agent_callbacks.apply()
         task_delegations.apply()
+        model_lookup.apply()
         self._setup = RunnerSetup(
             app=app,
             tree=tree,

@@ -61,6 +61,7 @@ from dex_agents_google_adk._history import replay_state
 from dex_agents_google_adk._ids import AttemptIds, run_isolated
 from dex_agents_google_adk._images import images_of_event, uris_of_item
 from dex_agents_google_adk._json import copy_json, to_json
+from dex_agents_google_adk._kept_answers import KeptAnswers
 from dex_agents_google_adk._live import LiveText
 from dex_agents_google_adk._model_errors import classify, classify_answer
 from dex_agents_google_adk._plugins import FirstPlugin, LastPlugin
@@ -175,6 +176,7 @@ class _TurnAttempt:
             ],
             model_calls_so_far=request.model_calls_so_far,
             maximum_model_calls=self._setup.run_config.max_llm_calls,
+            answers=KeptAnswers(request.checkpoint),
         )
 
     def _image_uris(self) -> set[str]:

@@ -345,6 +345,27 @@ class AgentEventWriter(Protocol):
         """
 
 
+class StepCheckpoint(Protocol):
+    """A small value of a Step that its next attempt finds when this one dies.
+
+    It is a hint: what was kept last may be lost with the engine.
+    """
+
+    @property
+    def last(self) -> Json:
+        """What was kept last, by this attempt or one before it; ``None`` if nothing was."""
+
+    async def keep(self, value: Json) -> None:
+        """Keep a value in place of the one before.
+
+        Returns when the value is on its way to the engine, so that it outlives this process.
+
+        Raises:
+            ValueError: It is no JSON value, or too large: a tool's may have a few KiB, what a
+                runner keeps of its model calls 64 KiB.
+        """
+
+
 @dataclass(frozen=True)
 class RunModelRequest:
     """What one ``RunModel`` attempt gets.
@@ -370,6 +391,8 @@ class RunModelRequest:
             else; the outcome says so with ``took_steering``. Messages that nobody took are offered
             again, and open the next turn in the end.
         removed: What :meth:`TurnRemover.note_removed` answered for turns that rewinds have removed.
+        checkpoint: What attempts of this ``RunModel`` leave each other, for example answers of
+            branches side by side; always set in a session.
     """
 
     session_id: str
@@ -385,20 +408,7 @@ class RunModelRequest:
     summary: HistorySummary | None = None
     steering: Sequence[Json] = ()
     removed: Json = None
-
-
-class ToolCheckpoint(Protocol):
-    """A small value of a tool Step that its next attempt finds when this one dies."""
-
-    @property
-    def last(self) -> Json:
-        """What was kept last, by this attempt or one before it; ``None`` if nothing was."""
-
-    async def keep(self, value: Json) -> None:
-        """Keep a value of at most a few KiB in place of the one before.
-
-        Returns when the value is on its way to the engine, so that it outlives this process.
-        """
+    checkpoint: StepCheckpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -431,7 +441,7 @@ class DeferredToolExecution:
     tool_context: Json = None
     framework_data: Json = None
     answer: Json = None
-    checkpoint: ToolCheckpoint | None = None
+    checkpoint: StepCheckpoint | None = None
 
 
 @dataclass(frozen=True)

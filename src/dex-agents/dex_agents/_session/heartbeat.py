@@ -8,47 +8,52 @@ from typing import TypeVar
 
 from dex import AsyncContext
 
+from dex_agents import _failpoints
 from dex_agents._contract import Json
 from dex_agents._session.encoding import decode, encode
 
 _T = TypeVar("_T")
 
 MAX_CHECKPOINT_BYTES = 8 * 1024
+MAX_MODEL_CHECKPOINT_BYTES = 64 * 1024
 _TURNS_UNTIL_SENT = 8  # the SDK's output queue, its reader, its writer, the transport
 
 
 class StepHeartbeat:
     """The one place that sends heartbeats of an attempt, as each replaces the checkpoint before.
 
-    It is a :class:`dex_agents.ToolCheckpoint`.
+    It is a :class:`dex_agents.StepCheckpoint`.
 
     Args:
         context: Of the attempt.
+        max_bytes: Size of the largest value that may be kept, as stored.
     """
 
-    def __init__(self, context: AsyncContext) -> None:
+    def __init__(self, context: AsyncContext, max_bytes: int = MAX_CHECKPOINT_BYTES) -> None:
         self._context = context
+        self._max_bytes = max_bytes
         self._value = context.get_last_heartbeat_value(bytes)
 
     @property
     def last(self) -> Json:
-        """See :class:`dex_agents.ToolCheckpoint`."""
+        """See :class:`dex_agents.StepCheckpoint`."""
         return decode(self._value) if self._value else None
 
     async def keep(self, value: Json) -> None:
-        """See :class:`dex_agents.ToolCheckpoint`.
+        """See :class:`dex_agents.StepCheckpoint`.
 
         Raises:
-            ValueError: It is no JSON value, or larger than 8 KiB as stored.
+            ValueError: It is no JSON value, or too large.
         """
         encoded = encode(value)
-        if len(encoded) > MAX_CHECKPOINT_BYTES:
+        if len(encoded) > self._max_bytes:
             raise ValueError(
                 f"a checkpoint of {len(encoded)} bytes as stored is larger than "
-                f"{MAX_CHECKPOINT_BYTES}; keep a reference instead"
+                f"{self._max_bytes}; keep a reference instead"
             )
         self._value = encoded
         await self.send()
+        _failpoints.reach("checkpoint.kept", self._context.flow_id)
 
     async def beat(self) -> None:
         """Tell the engine that the attempt is alive.

@@ -42,7 +42,11 @@ from dex_agents._session.failures import (
     model_failure,
     turn_error_text,
 )
-from dex_agents._session.heartbeat import keep_alive
+from dex_agents._session.heartbeat import (
+    MAX_MODEL_CHECKPOINT_BYTES,
+    StepHeartbeat,
+    keep_alive,
+)
 from dex_agents._session.lanes import lanes, waits_first
 from dex_agents._session.notes import finished_call, open_call
 from dex_agents._session.outcomes import check_outcome, check_size, encoded
@@ -202,6 +206,7 @@ class RunModel(Step[bytes]):
         offered: Sequence[steering.Offered],
     ) -> RunModelOutcome:
         stored = resources.run_states.get(context, before.turn_id) if state.has_run_state else None
+        heartbeat = StepHeartbeat(context, MAX_MODEL_CHECKPOINT_BYTES)
         request = RunModelRequest(
             session_id=context.flow_id,
             turn_id=before.turn_id,
@@ -216,6 +221,7 @@ class RunModel(Step[bytes]):
             summary=read_summary(context, before),
             steering=[item.message.framework_item for item in offered],
             removed=read_removal_note(context, before),
+            checkpoint=heartbeat,
         )
         _failpoints.reach("model.before_call", context.flow_id)
         span = self._flow.tracer.chat(
@@ -223,7 +229,7 @@ class RunModel(Step[bytes]):
         )
         try:
             outcome = await keep_alive(
-                context.heartbeat,
+                heartbeat.beat,
                 self._flow.options.heartbeat_timeout.total_seconds(),
                 self._flow.runner.run_model(request),
             )
