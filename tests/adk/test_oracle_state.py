@@ -284,6 +284,23 @@ async def test_reused_ids_across_turns() -> None:
     await compare(build, script, ["a", "b"], **READ)
 
 
+async def test_an_id_that_comes_again_never_gets_the_earlier_result() -> None:
+    def build(world: World) -> LlmAgent:
+        def tool(x: str) -> str:
+            """Tool."""
+            world.ran("tool", x=x)
+            return f"result {x}"
+
+        def guard(tool: Any, args: dict[str, Any], tool_context: ToolContext) -> Any:
+            return {"blocked": args["x"]} if args["x"] == "2" else None
+
+        return agent_with(world, tool, before_tool_callback=guard)
+
+    # The guardrail answers the second call of this id beside one that has to wait.
+    both = [call("tool", "c1", x="2"), call("tool", x="3")]
+    await compare(build, [call("tool", "c1", x="1"), both, text("done")], **READ)
+
+
 class Answer(BaseModel):
     city: str
     degrees: int

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dex_agents import OUTCOME_UNKNOWN_TOOL_RESULT
+from dex_agents import OUTCOME_UNKNOWN_TOOL_RESULT, ToolEffect, ToolPolicy
 from dex_agents._contract import Json
 from dex_agents.testing import Ledger, PlayedSession
-from differential import kit
-from differential.plans import MESSAGES, plan_of
+from differential.plans import Plan, plan_of
 from differential.worlds import Observed, PlainWorld
 from support.adk_oracle import PlainResult, run_plain
-from support.random_trees import leaks_branch
 from support.tree_oracle import Seen, check_same
 
 _MOST_MODEL_CALLS = 25
-_MOST_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,8 @@ async def play_plain(session_id: str, replaced: Mapping[str, Any] | None = None)
     """
     plan = plan_of(session_id)
     world = PlainWorld(plan.scripts, has_ids=plan.has_ids, replaced=replaced)
-    result = await run_plain(plan.build, world, MESSAGES)
-    if len(world.asked) > _MOST_MODEL_CALLS or leaks_branch(plan, result.events):
+    result = await run_plain(plan.build, world, plan.messages, run_config=plan.run_config)
+    if len(world.asked) > _MOST_MODEL_CALLS or plan.depends_on_chance(result.events):
         return None
     return PlainRun(world, result)
 
@@ -50,7 +48,7 @@ def choose_place(session_id: str, plain: PlainRun) -> str:
     asked, ran = len(plain.world.asked), len(plain.world.executed)
     waits = sum(name.split("_")[0] in ("job", "confirm", "ask") for name, _ in plain.world.executed)
     times = {
-        "message.before": len(MESSAGES),
+        "message.before": len(plan_of(session_id).messages),
         "model.before_call": asked,
         "model.after_call": asked,
         "tool.before_call": ran,
@@ -67,7 +65,8 @@ async def judge(
     session_id: str, plain: PlainRun, played: PlayedSession, file: Path, *, was_killed: bool
 ) -> None:
     """Assert that the session did what plain ADK did, or what a kill may change of it."""
-    assert list(played.errors) == [""] * len(MESSAGES)
+    plan = plan_of(session_id)
+    assert list(played.errors) == [""] * len(plan.messages)
     items = [message.framework_item for message in played.messages]
     _check_marks(items)
     history = list(map(_unmarked, items))
@@ -77,12 +76,14 @@ async def judge(
         assert again is not None
         plain = again
     seen = Observed.of(Ledger(file).entries())
-    _check_bounds(seen, was_killed)
+    _check_bounds(seen, plan, was_killed)
     state: dict[str, Json] = {}
     for item in history:
         state.update(item["actions"]["state_delta"])
     executed: list[tuple[str, Json]] = [
-        (tool, {"x": x}) for tool, x, key in seen.executed if _call_id(key) not in replaced
+        (tool, json.loads(arguments))
+        for tool, arguments, key in seen.executed
+        if _call_id(key) not in replaced
     ]
     check_same(
         Seen(seen.asked, history, state, executed, seen.callbacks),
@@ -93,7 +94,7 @@ async def judge(
             plain.world.executed,
             plain.world.callbacks,
         ),
-        any_order=plan_of(session_id).any_order,
+        any_order=plan.any_order,
     )
 
 
@@ -106,7 +107,7 @@ def _check_marks(history: Sequence[Json]) -> None:
     for event in history:
         parts = (event.get("content") or {}).get("parts") or []
         calls = [part["function_call"] for part in parts if "function_call" in part]
-        jobs = sorted(call["id"] for call in calls if call["name"].startswith("job_"))
+        jobs = sorted(call["id"] for call in calls if call["name"].partition("_")[0] == "job")
         assert sorted(event.get("long_running_tool_ids") or []) == jobs
 
 
@@ -133,15 +134,15 @@ def _changed_by_kill(history: Sequence[Json], expected: Sequence[Json]) -> dict[
     }
 
 
-def _check_bounds(seen: Observed, was_killed: bool) -> None:
-    for (tool, x, key), count in seen.executed.items():
-        kind = tool.partition("_")[0]
-        if kit.EFFECTS[kind].effect.maximum_attempts == 1:
-            assert count == 1, f"{tool}({x}) ran {count} times as {key}"
-        elif was_killed:
-            assert count <= _MOST_ATTEMPTS, f"{tool}({x}) ran {count} times as {key}"
+def _check_bounds(seen: Observed, plan: Plan, was_killed: bool) -> None:
+    reads = ToolPolicy(ToolEffect.READ)
+    for (tool, arguments, key), count in seen.executed.items():
+        what = f"{tool}({arguments}) ran {count} times as {key}"
+        most = plan.policies.get(tool, reads).effect.maximum_attempts
+        if was_killed:
+            assert count <= most, what
         else:
-            assert count == kit.executions(kind, x), f"{tool}({x}) ran {count} times as {key}"
+            assert count == plan.executions(tool, json.loads(arguments)), what
 
 
 def _call_id(idempotency_key: str) -> str:

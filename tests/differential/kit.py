@@ -22,6 +22,7 @@ from dex_agents import (
     ToolPolicy,
 )
 from dex_agents.testing import Approve, Reject, Reply, UserAnswer
+from support.tree_oracle import Scripts
 
 KINDS = ("read", "put", "charge", "ask", "job", "confirm")
 EFFECTS = {
@@ -34,8 +35,15 @@ EFFECTS = {
 }
 """Kinds of tools. ``job`` is long-running, ``confirm`` asks for an approval by itself."""
 
-Ran = Callable[[str, str, ToolContext], int]
-"""Notes an execution (tool, argument); returns how many the call has had, this one included."""
+Ran = Callable[..., int]
+"""``SideWorld.ran_in``: notes an execution; returns how many the call has had, this one included."""
+
+
+def kinds_of(agent: str, scripts: Scripts) -> list[str]:
+    """Kinds of tools that an agent's model calls."""
+    steps = (step if isinstance(step, list) else [step] for step in scripts[agent])
+    names = {part.function_call.name for parts in steps for part in parts if part.function_call}
+    return [kind for kind in KINDS if f"{kind}_{agent}" in names]
 
 
 def executions(kind: str, x: str) -> int:
@@ -69,7 +77,7 @@ def session_tool(kind: str, agent: str, ran: Ran) -> BaseTool:
         if kind == "confirm" and tool_context.tool_confirmation is None:
             tool_context.request_confirmation(hint=f"Really {x}?")
             return {"status": "pending"}
-        count = ran(name, x, tool_context)
+        count = ran(tool_context, name, x=x)
         if x.endswith("8"):
             raise ToolExecutionError(f"no {x}")
         if x.endswith("6") and (kind == "charge" or count < executions(kind, x)):
@@ -94,7 +102,7 @@ def plain_tool(kind: str, agent: str, ran: Ran, replaced: Mapping[str, Any]) -> 
             return {"error": f"not {x}"}
         is_edited = kind == "ask" and x.endswith("4")
         x = f"{x}1" if is_edited else x
-        ran(name, x, tool_context)
+        ran(tool_context, name, x=x)
         if x.endswith("8"):
             return {"error": f"The tool call failed: no {x}"}
         if x.endswith("6") and kind == "charge":

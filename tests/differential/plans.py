@@ -1,20 +1,112 @@
-"""The agents of the differential suite by session id, such as ``tree-17``."""
+"""The agents of the differential suite by session id, such as ``tree-17``.
+
+| Id | Agent |
+| --- | --- |
+| ``tree-<seed>``, ``workflow-<seed>`` | random agents of ``support.random_trees`` with the tools of ``kit`` |
+| ``script-<seed>`` | the agent of ``support.random_scripts`` with a random script |
+| ``case-<name>`` | a hand-written one of ``cases`` |
+"""
 
 from __future__ import annotations
 
-from differential.kit import KINDS
-from support.random_trees import Plan, random_tree, random_workflow
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
-MESSAGES = ("go", "again")
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.run_config import RunConfig
+from google.adk.apps.app import App
+from google.adk.workflow import BaseNode
+
+from dex_agents import PendingInterrupt, ToolPolicy
+from dex_agents._contract import Json
+from dex_agents.testing import UserAnswer, approve_all
+from differential import kit
+from differential.cases import CASES
+from differential.worlds import SideWorld
+from support import random_scripts
+from support.random_trees import leaks_branch, random_tree, random_workflow
+from support.tree_oracle import Scripts, TreeLlm
+
+_IDS_OF_ADK = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a session id stands for. Tools without a policy only read.
+
+    Attributes:
+        build: Makes the agent in a world.
+        scripts: What each agent's model answers, over and over.
+        shown: For a person who reads a failure.
+        executions: How often a call (tool, arguments) runs when nothing disturbs it.
+        has_ids: Whether calls have ids that plain ADK and session agree on.
+        any_order: Whether branches run side by side somewhere.
+        dynamic: Agents that only dynamic nodes know, filled by ``build``.
+        depends_on_chance: Whether what plain ADK did, by its events, is another thing every time.
+    """
+
+    build: Callable[[SideWorld], BaseNode | App]
+    scripts: Scripts
+    messages: Sequence[str]
+    shown: str = ""
+    policies: Mapping[str, ToolPolicy] = field(default_factory=dict)
+    answer: Callable[[PendingInterrupt], UserAnswer] = approve_all
+    executions: Callable[[str, Mapping[str, Json]], int] = lambda tool, arguments: 1
+    run_config: RunConfig | None = None
+    has_ids: bool = False
+    any_order: bool = False
+    dynamic: Collection[BaseAgent] = ()
+    depends_on_chance: Callable[[Sequence[Json]], bool] = lambda events: False
 
 
 def plan_of(session_id: str) -> Plan:
-    """The agent and the answers of its models.
+    """The agent and what it is asked and answered."""
+    kind, _, name = session_id.partition("-")
+    if kind == "case":
+        return _case(name)
+    return _script(int(name)) if kind == "script" else _tree(kind, int(name))
 
-    Ids of calls are ADK's for every fifth seed, the models' own for the others.
-    """
-    kind, _, seed = session_id.partition("-")
-    make = {"tree": random_tree, "workflow": random_workflow}[kind]
-    plan = make(int(seed), KINDS)
-    plan.has_ids = int(seed) % 5 != 0
-    return plan
+
+def _tree(kind: str, seed: int) -> Plan:
+    """Every fifth seed has ADK's ids of calls, the others have the models' own."""
+    made = {"tree": random_tree, "workflow": random_workflow}[kind](seed, kit.KINDS)
+    return Plan(
+        build=made.build,
+        scripts=made.scripts,
+        messages=("go", "again"),
+        shown=json.dumps(made.tree),
+        policies={
+            f"{kind}_{agent}": kit.EFFECTS[kind]
+            for agent in made.scripts
+            for kind in kit.kinds_of(agent, made.scripts)
+        },
+        answer=kit.answer,
+        executions=lambda tool, arguments: kit.executions(tool.partition("_")[0], arguments["x"]),
+        has_ids=seed % _IDS_OF_ADK != 0,
+        any_order=made.any_order,
+        dynamic=made.dynamic,
+        depends_on_chance=lambda events: leaks_branch(made, events),
+    )
+
+
+def _script(seed: int) -> Plan:
+    script, messages = random_scripts.random_script(seed)
+    return Plan(
+        build=lambda world: random_scripts.build(world, TreeLlm),
+        scripts={"root": script},
+        messages=messages,
+    )
+
+
+def _case(name: str) -> Plan:
+    case = CASES[name]()
+    return Plan(
+        build=case.build,
+        scripts={"root": case.script},
+        messages=case.messages,
+        policies=case.policies,
+        answer=case.answer,
+        executions=lambda tool, arguments: case.executions.get(tool, 1),
+        run_config=case.run_config,
+    )

@@ -13,10 +13,10 @@ from dex_agents import (
     DeferredToolExecution,
     RunModelOutcome,
     RunModelRequest,
+    ToolEffect,
     ToolExecutionResult,
 )
 from dex_agents_google_adk import AdkAgentRunner
-from differential import kit
 from differential.plans import plan_of
 from differential.worlds import SessionWorld
 
@@ -57,11 +57,9 @@ class ManyAgentsRunner:
             root = plan.build(world)
             runner = AdkAgentRunner(
                 root,
-                tool_policies={
-                    f"{kind}_{agent}": kit.EFFECTS[kind]
-                    for agent in plan.scripts
-                    for kind in world.kinds_of(agent)
-                },
+                tool_policies=plan.policies,
+                default_tool_effect=ToolEffect.READ,
+                run_config=plan.run_config,
                 dynamic_agents=plan.dynamic,
                 artifact_service=InMemoryArtifactService(),
             )

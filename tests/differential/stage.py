@@ -15,9 +15,8 @@ from dex_agents.testing import (
     play_session,
     private_engine,
 )
-from differential import kit
 from differential.judge import PlainRun, judge
-from differential.plans import MESSAGES
+from differential.plans import plan_of
 from differential.served import build_flow, world_file
 from support.serving import client_of
 
@@ -34,8 +33,9 @@ class Stage:
 
     async def check(self, session_id: str, plain: PlainRun, *, place: str = "") -> None:
         """Play a session and compare it; ``place`` is where something was killed meanwhile."""
+        plan = plan_of(session_id)
         played = await play_session(
-            self.sessions, session_id, MESSAGES, answer=kit.answer, timeout_s=SESSION_S
+            self.sessions, session_id, plan.messages, answer=plan.answer, timeout_s=SESSION_S
         )
         file = world_file(self.folder, session_id)
         if place:

@@ -7,6 +7,7 @@ the Steps before it have ended, whatever earlier attempts of the same Step had a
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,16 +42,18 @@ def numbered(step: Any, prefix: str) -> Any:
     return parts
 
 
-class _NumberedWorld(TreeWorld):
-    """Every call of a response has an id that both sides know."""
+class SideWorld(TreeWorld):
+    """Of one side.
 
-    has_ids = True
+    Args:
+        has_ids: Whether every call gets an id that both sides know.
+    """
 
-    def kinds_of(self, agent: str) -> list[str]:
-        """Kinds of tools that the agent's model calls."""
-        steps = (step if isinstance(step, list) else [step] for step in self.scripts[agent])
-        names = {p.function_call.name for parts in steps for p in parts if p.function_call}
-        return [kind for kind in kit.KINDS if f"{kind}_{agent}" in names]
+    is_plain = False
+
+    def __init__(self, scripts: Scripts, *, has_ids: bool) -> None:
+        super().__init__(scripts, cyclic=True)
+        self.has_ids = has_ids
 
     def step_at(self, agent: str, index: int) -> Any:
         """See :class:`TreeWorld`."""
@@ -58,37 +61,32 @@ class _NumberedWorld(TreeWorld):
         return numbered(step, f"{agent}-{index}") if self.has_ids else step
 
 
-class PlainWorld(_NumberedWorld):
+class PlainWorld(SideWorld):
     """Of plain ADK: in memory.
 
     Args:
         replaced: See :func:`kit.plain_tool`.
     """
 
+    is_plain = True
+
     def __init__(
         self, scripts: Scripts, *, has_ids: bool, replaced: Mapping[str, Any] | None = None
     ) -> None:
-        super().__init__(scripts, cyclic=True)
-        self.has_ids = has_ids
+        super().__init__(scripts, has_ids=has_ids)
         self._replaced = replaced or {}
 
     def make_tools(self, agent: str) -> list[BaseTool]:
         """See :class:`TreeWorld`."""
-        return [
-            kit.plain_tool(kind, agent, self._ran, self._replaced) for kind in self.kinds_of(agent)
-        ]
-
-    def _ran(self, name: str, x: str, context: ToolContext) -> int:
-        self.ran(name, x=x)
-        return 1
+        kinds = kit.kinds_of(agent, self.scripts)
+        return [kit.plain_tool(kind, agent, self.ran_in, self._replaced) for kind in kinds]
 
 
-class SessionWorld(_NumberedWorld):
+class SessionWorld(SideWorld):
     """Of a session: a file that no kill can touch."""
 
     def __init__(self, scripts: Scripts, path: Path, *, has_ids: bool) -> None:
-        super().__init__(scripts, cyclic=True)
-        self.has_ids = has_ids
+        super().__init__(scripts, has_ids=has_ids)
         self._ledger = Ledger(path)
         self._entries = self._ledger.entries()
         self._calls: dict[str, Counter[str]] = {}
@@ -115,11 +113,13 @@ class SessionWorld(_NumberedWorld):
 
     def make_tools(self, agent: str) -> list[BaseTool]:
         """See :class:`TreeWorld`."""
-        return [kit.session_tool(kind, agent, self._ran) for kind in self.kinds_of(agent)]
+        kinds = kit.kinds_of(agent, self.scripts)
+        return [kit.session_tool(kind, agent, self.ran_in) for kind in kinds]
 
-    def _ran(self, name: str, x: str, context: ToolContext) -> int:
+    def ran_in(self, context: ToolContext, name: str, **arguments: Any) -> int:
+        """See :class:`World`."""
         key = idempotency_key_for_tool_call(context)
-        self._record("ran", tool=name, x=x, key=key)
+        self._record("ran", tool=name, arguments=arguments, key=key)
         return sum(entry["name"] == "ran" and entry["key"] == key for entry in self._entries)
 
     def _record(self, name: str, **fields: Any) -> None:
@@ -134,7 +134,7 @@ class Observed:
 
     Attributes:
         asked: Agents and requests, in order.
-        executed: How often each call ran, by tool, argument and idempotency key.
+        executed: How often each call ran, by tool, arguments as JSON and idempotency key.
     """
 
     asked: list[tuple[str, Json]] = field(default_factory=list)
@@ -149,7 +149,8 @@ class Observed:
         seen = cls()
         for entry in entries:
             if entry["name"] == "ran":
-                seen.executed[entry["tool"], entry["x"], entry["key"]] += 1
+                arguments = json.dumps(entry["arguments"])
+                seen.executed[entry["tool"], arguments, entry["key"]] += 1
             elif entry["name"] == "run":
                 runs[entry["run"]] = _Run()
                 steps.setdefault(entry["step"], []).append(runs[entry["run"]])

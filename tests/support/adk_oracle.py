@@ -23,6 +23,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import Runner
 from google.adk.sessions.in_memory_session_service import InMemorySessionService
+from google.adk.tools.tool_context import ToolContext
 from google.adk.workflow import BaseNode
 from google.genai import types
 
@@ -113,6 +114,11 @@ class World:
     def ran(self, name: str, **arguments: Any) -> None:
         """Note an execution of a tool."""
         self.executed.append((name, arguments))
+
+    def ran_in(self, context: ToolContext, name: str, **arguments: Any) -> int:
+        """The same; returns how often this call has run, as far as the world can tell calls apart."""
+        self.ran(name, **arguments)
+        return 1
 
 
 def request_json(request: LlmRequest) -> Json:

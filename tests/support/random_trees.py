@@ -38,7 +38,6 @@ class Plan:
         scripts: What each agent's model answers, over and over.
         any_order: Whether branches run side by side somewhere.
         dynamic: Agents that only dynamic nodes know, filled by ``build``.
-        has_ids: Whether the models give their calls ids.
     """
 
     tree: Any
@@ -46,7 +45,6 @@ class Plan:
     scripts: dict[str, list[Any]]
     any_order: bool
     dynamic: list[BaseAgent] = field(default_factory=list)
-    has_ids: bool = False
 
 
 def make_llm(world: TreeWorld, name: str, **fields: Any) -> LlmAgent:

@@ -45,7 +45,7 @@ from dex_agents_google_adk._effects import (
     is_inline_agent_tool,
     is_task_tool,
 )
-from dex_agents_google_adk._events import USER, shown_text
+from dex_agents_google_adk._events import USER, is_resumption_marker, shown_text
 from dex_agents_google_adk._images import ImageLoader
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._questions import question_of
@@ -192,6 +192,8 @@ class FirstPlugin(BasePlugin):
             if response is not None and event.get_function_responses():
                 response.keep_actions()
             return event
+        if is_resumption_marker(event):
+            return event  # returned, an event is hidden from the application's plugins
         key = (event.author, event.branch)
         if self._attempt.is_putting_off(key) and not event.get_function_responses():
             self._attempt.held.hold(event)

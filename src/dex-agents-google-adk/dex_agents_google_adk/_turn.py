@@ -469,7 +469,9 @@ class _TurnAttempt:
         )
 
     def _settled_response(self, response: OpenResponse, call_id: str) -> Json:
-        for event in self._session.events[self._turn_starts_at :]:
+        for event in reversed(self._session.events[self._turn_starts_at :]):
+            if event.id == response.event_id:
+                break  # a model may have used the id before, for a call that has another result
             if event.branch != response.branch:
                 continue
             for item in event.get_function_responses():
