@@ -103,11 +103,19 @@ setup() {
 
 # On CI the web demo's tests need a browser; elsewhere they are skipped without one, as this takes apt and root.
 install_browser() {
-  [ -z "${CI:-}" ] || command -v chromedriver >/dev/null || ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ] &&
+  if [ -z "${CI:-}" ] || command -v chromedriver >/dev/null || [ "$(id -u)" != 0 ]; then
     return
+  fi
   export DEBIAN_FRONTEND=noninteractive
   local install="apt-get install -y -q --no-install-recommends chromium chromium-driver"
   $install || { apt-get update -q && $install; }
+}
+
+await_browser() { # PID LOG
+  wait "$1" || {
+    cat "$2" >&2
+    return 1
+  }
 }
 
 lint() {
@@ -147,8 +155,12 @@ command=${1:-all}
 case "$command" in
   all)
     [ $# -eq 0 ] || fail "no arguments are taken here; ./ci.sh test … passes them to pytest"
+    browser_log=$(mktemp)
+    install_browser >"$browser_log" 2>&1 &
+    browser=$!
     setup
     lint
+    stage "browser" await_browser "$browser" "$browser_log"
     stage "tests" tests
     ;;
   demo)

@@ -27,6 +27,7 @@ SHELL = ("bash", "console", "sh", "shell")
 OWN_COMMANDS = (
     ("./ci.sh",),
     ("dex-agents-demo",),
+    ("dex-agents-session-graph",),
     ("dex-lite",),
     ("export",),
     ("pip", "install"),
