@@ -132,17 +132,37 @@ async def test_lost_connection_may_pass() -> None:
         await one_turn([say("a", "b", drop_after=1)])
 
 
-@pytest.mark.parametrize("reason", ["MALFORMED_FUNCTION_CALL", "OTHER"])
-async def test_malformed_answer_is_retried(reason: str) -> None:
-    with pytest.raises(ModelCallError, match=reason):
-        await one_turn([Answer([[]], finish_reason=reason)])
+@pytest.mark.parametrize("reason", ["MALFORMED_FUNCTION_CALL", "OTHER", "STOP"])
+@pytest.mark.parametrize("mode", [StreamingMode.SSE, StreamingMode.NONE])
+async def test_a_useless_answer_is_asked_for_again(reason: str, mode: StreamingMode) -> None:
+    useless = Answer([[]], finish_reason=reason)
+    config = RunConfig(streaming_mode=mode)
+    with GeminiServer([useless, SCRIPT[0], useless, useless, say("yes"), say("next")]) as server:
+        driver = Driver(AdkAgentRunner(agent_for(server), run_config=config, **READ), World([]))
+        await driver.turn("hi")
+        await driver.turn("and")
+    feedback = [body["contents"][-1]["parts"][0].get("text", "") for _, body in sent(server)]
+    told = ["could not be used" in text for text in feedback]
+    assert told == [False, True, False, True, True, False]
+    assert reason == "STOP" or reason in feedback[1]
+    # Nothing of it stays: the next turn reads calls, results and answers only.
+    assert "could not be used" not in str(sent(server)[-1])
+    assert [m.text for m in driver.history if m.text] == [
+        "hi",
+        "Looking it up.",
+        "yes",
+        "and",
+        "next",
+    ]
+    assert driver.usage == TokenUsage(66, 48, 6)
+
+
+async def test_useless_answers_have_an_end() -> None:
+    useless = Answer([[]], finish_reason="MALFORMED_FUNCTION_CALL")
+    with pytest.raises(AgentTurnError, match=r"no usable answer 3 times in a row.*MALFORMED"):
+        await one_turn([useless] * 3)
 
 
 async def test_blocked_answer_ends_the_turn() -> None:
     with pytest.raises(AgentTurnError, match="SAFETY"):
         await one_turn([Answer([[]], finish_reason="SAFETY")])
-
-
-async def test_empty_answer_is_retried() -> None:
-    with pytest.raises(ModelCallError, match="no content"):
-        await one_turn([Answer([[]])])

@@ -16,7 +16,6 @@ from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 
 from dex_agents import ToolEffect
-from dex_agents._contract import TokenUsage
 from dex_agents._errors import AgentTurnError, ModelCallError
 from dex_agents.testing import private_engine
 from dex_agents_google_adk import AdkAgentRunner, adk_agent_session_flow
@@ -248,10 +247,14 @@ async def test_refusals_end_the_turn(status: int) -> None:
 
 @MODES
 async def test_arguments_that_are_no_json(mode: StreamingMode) -> None:
-    script = [ChatAnswer(calls=[raw_call("call_a", "weather", '{"city": "Zür')])]
+    useless = ChatAnswer(calls=[raw_call("call_a", "weather", '{"city": "Zür')])
+    script = [useless, ChatAnswer(["Sorry."])]
     with OpenAiServer(script) as server:
         config = RunConfig(streaming_mode=mode)
         driver = Driver(AdkAgentRunner(agent_for(server), run_config=config, **READ), World([]))
-        with pytest.raises(ModelCallError, match="MALFORMED_FUNCTION_CALL"):
-            await driver.turn("hi")
-    assert driver.usage == TokenUsage()
+        await driver.turn("hi")
+        (_, asked_again) = sent(server)[1]
+    assert "MALFORMED_FUNCTION_CALL" in asked_again["messages"][-1]["content"]
+    assert [message["role"] for message in asked_again["messages"]] == ["system", "user", "user"]
+    assert [message.text for message in driver.history] == ["hi", "Sorry."]
+    assert (driver.usage.input_tokens, driver.usage.model_calls) == (22, 2)

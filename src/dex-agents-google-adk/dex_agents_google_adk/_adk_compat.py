@@ -14,6 +14,8 @@ from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.auth._auth_resume import _oauth_state_key, store_auth_response
 from google.adk.auth.auth_credential import AuthCredential
 from google.adk.auth.auth_tool import AuthConfig
+from google.adk.flows.llm_flows.core._model_call import apply_empty_response_policy
+from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions.state import State
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.function_tool import FunctionTool
@@ -49,6 +51,11 @@ async def first_answer(callbacks: Sequence[Any], **arguments: Any) -> Any:
 async def first_content(callbacks: Sequence[Any], **arguments: Any) -> Any:
     """Run callbacks until one returns something true, as ADK does around an agent."""
     return await _run_callbacks(callbacks, _stop_on_truthy, **arguments)
+
+
+def mark_empty_answer(context: ReadonlyContext, response: LlmResponse) -> None:
+    """Give an answer that says nothing ADK's error code, which it does only after all callbacks."""
+    apply_empty_response_policy(context._invocation_context, response)
 
 
 def is_unknown_tool(tool: BaseTool) -> bool:

@@ -26,10 +26,12 @@ from dex_agents._contract import (
 from dex_agents._effects import ToolEffect
 from dex_agents._errors import AgentTurnError
 from dex_agents_google_adk._actions import actions_to_json
+from dex_agents_google_adk._faults import Faults
 from dex_agents_google_adk._held_answers import HeldAnswers
 from dex_agents_google_adk._kept_answers import KeptAnswers
 from dex_agents_google_adk._run_state import (
     CallKind,
+    Fault,
     HeldAnswer,
     PausedCall,
     PausedEvent,
@@ -146,6 +148,7 @@ class Attempt:
             turn is open.
         called_source_tools: Tools of sources that the turn has called, by name.
         held: Later parts of model answers whose first calls waited.
+        faults: Useless answers that are asked for again.
         model_calls_so_far: Model calls of the turn before this attempt.
         maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
         answers: What models have answered, here and in attempts that died.
@@ -165,6 +168,7 @@ class Attempt:
         long_running: Mapping[str, list[str]] | None = None,
         called_source_tools: Mapping[str, Json] | None = None,
         held: Sequence[HeldAnswer] = (),
+        faults: Sequence[Fault] = (),
         model_calls_so_far: int = 0,
         maximum_model_calls: int = 0,
         answers: KeptAnswers | None = None,
@@ -179,6 +183,7 @@ class Attempt:
         self.offer: Any = None  # what tool sources list in this attempt
         self.called_source_tools: dict[str, Json] = dict(called_source_tools or {})
         self.held = HeldAnswers(held)
+        self.faults = Faults(faults)
         self.inputs: list[PausedInput] = []
         self.node_inputs: dict[str, Json] = dict(node_inputs or {})
         self.descendants: Mapping[str, Collection[str]] = descendants or {}
@@ -341,6 +346,16 @@ class Attempt:
     def model_calls(self) -> int:
         """Requests that went out."""
         return len(self._model_calls)
+
+    def content_came(self, key: AgentKey) -> None:
+        """The agent's model call has led to content, perhaps that of a callback."""
+        if (call := self._current_model_call.get(key)) is not None:
+            call.answered = True
+
+    def has_answered(self, key: AgentKey) -> bool:
+        """Whether the agent's running model call has given any content."""
+        call = self._current_model_call.get(key)
+        return call is not None and call.answered
 
     @property
     def has_silent_model_call(self) -> bool:

@@ -13,7 +13,7 @@ from google.genai import errors as genai_errors
 from dex_agents._errors import AgentTurnError, ModelCallError
 
 _PASSING_STATUS = frozenset({408, 409, 425, 429})
-_PASSING_CODES = frozenset(
+PASSING_CODES = frozenset(
     {
         "FINISH_REASON_UNSPECIFIED",
         "MALFORMED_FUNCTION_CALL",
@@ -51,7 +51,7 @@ def classify(error: BaseException) -> AgentTurnError | ModelCallError | None:
 def classify_answer(code: str, message: str | None) -> AgentTurnError | ModelCallError:
     """The error to raise for an answer that holds an error code instead of content."""
     text = f"{code}: {message}" if message else code
-    if code in _PASSING_CODES:
+    if code in PASSING_CODES:
         return ModelCallError(f"the model gave no usable answer ({text})")
     return AgentTurnError(f"the model gave no answer ({text})")
 

@@ -33,9 +33,11 @@ from dex_agents_google_adk._adk_compat import (
     FRAMEWORK_CALLS,
     INPUT_CALL,
     first_answer,
+    first_content,
     invocation_of,
     is_generator_tool,
     is_unknown_tool,
+    mark_empty_answer,
 )
 from dex_agents_google_adk._adk_workarounds import agent_states
 from dex_agents_google_adk._attempt import AgentKey, Attempt, DeferredCall, OpenResponse
@@ -46,6 +48,7 @@ from dex_agents_google_adk._effects import (
     is_task_tool,
 )
 from dex_agents_google_adk._events import USER, is_resumption_marker, shown_text
+from dex_agents_google_adk._faults import fault_of
 from dex_agents_google_adk._images import ImageLoader
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._questions import question_of
@@ -75,6 +78,17 @@ class YieldTool(BaseTool):
 
     async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> Any:
         return None
+
+
+def _yield(attempt: Attempt, context: CallbackContext, tools: dict[str, BaseTool]) -> LlmResponse:
+    """An answer that ends the attempt; the next one goes on with a model call."""
+    attempt.yielded = True
+    attempt.agent_pauses(_agent_key(context))
+    tools[YIELD_TOOL_NAME] = YieldTool()
+    # Without this the agent's after_agent_callback would run for the pause.
+    invocation_of(context).end_invocation = True
+    call = types.FunctionCall(name=YIELD_TOOL_NAME, args={})
+    return LlmResponse(content=types.Content(role="model", parts=[types.Part(function_call=call)]))
 
 
 def _agent_key(context: CallbackContext) -> AgentKey:
@@ -146,15 +160,7 @@ class FirstPlugin(BasePlugin):
             await self._steer(callback_context, llm_request)
             self._attempt.request_built(key, llm_request)
             return None
-        self._attempt.yielded = True
-        self._attempt.agent_pauses(key)
-        llm_request.tools_dict[YIELD_TOOL_NAME] = YieldTool()
-        # Without this the agent's after_agent_callback would run for the pause.
-        invocation_of(callback_context).end_invocation = True
-        call = types.FunctionCall(name=YIELD_TOOL_NAME, args={})
-        return LlmResponse(
-            content=types.Content(role="model", parts=[types.Part(function_call=call)])
-        )
+        return _yield(self._attempt, callback_context, llm_request.tools_dict)
 
     async def _steer(self, context: CallbackContext, request: LlmRequest) -> None:
         """Let the model read what the user sent into the turn, behind everything else."""
@@ -199,6 +205,8 @@ class FirstPlugin(BasePlugin):
             self._attempt.held.hold(event)
             self._attempt.synthetic_events.add(event.id)
             return event
+        if event.content is not None:
+            self._attempt.content_came(key)
         self._complete_output(event)
         if event.get_function_responses():
             self._attempt.response_answered(event)
@@ -350,7 +358,35 @@ class LastPlugin(BasePlugin):
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
         await self._images.fill(llm_request, self._attempt.image_uris)
+        feedback = self._attempt.faults.feedback(_agent_key(callback_context))
+        if feedback is not None:
+            llm_request.contents.append(feedback)
         return None
+
+    async def after_model_callback(
+        self, *, callback_context: CallbackContext, llm_response: LlmResponse
+    ) -> LlmResponse | None:
+        if llm_response.partial:
+            return None
+        key = _agent_key(callback_context)
+        checked = llm_response.model_copy()  # callbacks do not see ADK's own mark
+        mark_empty_answer(callback_context, checked)
+        fault = fault_of(checked, has_answered=self._attempt.has_answered(key))
+        if not fault:
+            self._attempt.faults.forget(key)
+            return None
+        agent = invocation_of(callback_context).agent
+        if isinstance(agent, LlmAgent):
+            # The agent's own chain runs here, as ADK runs none behind a plugin's answer.
+            changed = await first_content(
+                agent.canonical_after_model_callbacks,
+                callback_context=callback_context,
+                llm_response=llm_response,
+            )
+            if changed is not None:
+                return changed  # type: ignore[no-any-return]
+        self._attempt.faults.note(key, fault)
+        return _yield(self._attempt, callback_context, self._attempt.tools_of(key))
 
     async def on_model_error_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception

@@ -186,6 +186,29 @@ class HeldAnswer:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """Useless answers of an agent's model, the newest of a row.
+
+    Attributes:
+        count: How many there were in a row.
+        text: What was wrong with the newest.
+    """
+
+    agent_name: str
+    branch: str | None
+    count: int
+    text: str
+
+    def to_json(self) -> Json:
+        return [self.agent_name, self.branch, self.count, self.text]
+
+    @staticmethod
+    def from_json(item: Any) -> Fault:
+        agent_name, branch, count, text = item
+        return Fault(agent_name, branch, count, text)
+
+
+@dataclass(frozen=True)
 class StartedAgent:
     """An agent in the middle of its run.
 
@@ -227,6 +250,7 @@ class RunState:
         source_tools: Source, description and schema of each tool of a source that the turn has
             called, so that its calls can be replayed when it is no longer listed.
         held: Later parts of model answers whose first calls wait, oldest first.
+        faults: Useless answers that are asked for again.
     """
 
     invocation_id: str
@@ -241,6 +265,7 @@ class RunState:
     is_answered: bool = False
     source_tools: dict[str, Json] = field(default_factory=dict)
     held: tuple[HeldAnswer, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
     def to_json(self) -> Json:
         """The stored form."""
@@ -258,6 +283,7 @@ class RunState:
             "is_answered": self.is_answered,
             "source_tools": self.source_tools,
             "held": [answer.to_json() for answer in self.held],
+            "faults": [fault.to_json() for fault in self.faults],
         }
 
     @staticmethod
@@ -286,6 +312,7 @@ class RunState:
                 is_answered=bool(item.get("is_answered")),
                 source_tools=item.get("source_tools") or {},
                 held=tuple(HeldAnswer.from_json(answer) for answer in item.get("held") or ()),
+                faults=tuple(Fault.from_json(fault) for fault in item.get("faults") or ()),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise AgentTurnError(f"the run state of the turn is damaged: {error!r}") from error

@@ -164,6 +164,7 @@ class _TurnAttempt:
             long_running=state.long_running if state else {},
             called_source_tools=state.source_tools if state else {},
             held=state.held if state else (),
+            faults=state.faults if state else (),
             started=state.started if state else (),
             node_inputs=state.node_inputs if state else {},
             descendants=self._setup.tree.descendants,
@@ -415,6 +416,7 @@ class _TurnAttempt:
             long_running=self._attempt.long_running,
             source_tools=self._attempt.called_source_tools,
             held=self._attempt.held.rest,
+            faults=self._attempt.faults.rest,
         )
 
     def _paused(self, response: OpenResponse) -> PausedEvent:
