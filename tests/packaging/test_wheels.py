@@ -30,6 +30,7 @@ REQUIRES = {
     "dex-lite": [
         "dex-python-sdk<2,>=1.23",
         "grpcio>=1.70",
+        "lark>=1.2",
         "msgspec>=0.19",
         "rich>=13",
         "typer>=0.15",
@@ -49,13 +50,16 @@ REQUIRES = {
 }
 EXTRAS = {
     "dex-lite": {"metrics"},
-    "dex-agents": {"otel", "s3", "testing", "uvloop"},
+    "dex-agents": {"ag-ui", "otel", "s3", "testing", "uvloop"},
     "dex-agents-google-adk": {"demo"},
 }
 SCRIPTS = {
     "dex-lite": {"dex-lite": "dex_lite._cli:main"},
-    "dex-agents": {},
-    "dex-agents-google-adk": {"dex-agents-demo": "dex_agents_google_adk.demo:main"},
+    "dex-agents": {"dex-agents-session-graph": "dex_agents.session_graph._cli:main"},
+    "dex-agents-google-adk": {
+        "dex-agents-demo": "dex_agents_google_adk.demo:main",
+        "dex-agents-demo-web": "dex_agents_google_adk.demo.web:main",
+    },
 }
 
 
@@ -226,7 +230,7 @@ print(json.dumps(out))
         "adk_agent_session_flow",
         "idempotency_key_for_tool_call",
     } <= set(out["dex-agents-google-adk"][2])
-    assert out["scripts"] == ["dex-agents-demo", "dex-lite"]
+    assert out["scripts"] == sorted(name for scripts in SCRIPTS.values() for name in scripts)
 
 
 CONSUMER = """
