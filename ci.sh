@@ -7,7 +7,7 @@ usage() {
   cat <<'TEXT'
 ./ci.sh             set up, then lint, format check, types and tests
 ./ci.sh demo …      set up, then run the demo (--yes approves by itself, --data FOLDER keeps the data)
-./ci.sh bench …     set up, then measure turns (--rounds N --sessions N --workers N),
+./ci.sh bench …     set up, then measure turns (--rounds N --turns N --sessions N --workers N),
                     or with "bench engine" the engine alone (--steps N --flows N --long-steps N)
 ./ci.sh test …      set up, then pytest with these arguments
 ./ci.sh long …      set up, then the long chaos and soak tests

@@ -12,7 +12,7 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
@@ -129,7 +129,26 @@ async def measure_throughput(
     return rates[0], rates[1]
 
 
-async def main(rounds: int, sessions: int, workers: int) -> None:
+async def measure_growth(
+    plain: PlainSessions, durable: DurableSessions, marks: Sequence[int]
+) -> dict[int, tuple[float, float]]:
+    """One session of each kind, turn by turn; medians of the ten turns that end with each mark."""
+    plain_id, durable_id = await plain.new(), await durable.new()
+    took: dict[int, tuple[float, float]] = {}
+    for number in range(2, max(marks) + 1):
+        plain_ms = await timed(lambda: plain.turn(plain_id, "call 1"))
+        durable_ms = await timed(lambda n=number: durable.turn(durable_id, "call 1", n))  # type: ignore[misc]
+        took[number] = plain_ms, durable_ms
+    return {
+        mark: (
+            statistics.median(took[n][0] for n in range(max(2, mark - 9), mark + 1)),
+            statistics.median(took[n][1] for n in range(max(2, mark - 9), mark + 1)),
+        )
+        for mark in marks
+    }
+
+
+async def main(rounds: int, sessions: int, workers: int, turns: int) -> None:
     """Measure and print."""
     with tempfile.TemporaryDirectory(prefix="dex-agents-bench-") as folder:
         data = Path(folder)
@@ -163,6 +182,15 @@ async def main(rounds: int, sessions: int, workers: int) -> None:
                         f"{percentile(durable_ms, 0.95):>8.1f}{ratio:>8.2f}",
                         flush=True,
                     )
+                if turns:
+                    marks = sorted({min(turns, mark) for mark in (11, 50, 100, turns)})
+                    growth = await measure_growth(plain, durable, marks)
+                    for mark, (plain_ms_at, durable_ms_at) in growth.items():
+                        print(
+                            f"{f'turn {mark}':<16}{plain_ms_at:>10.1f}{'':>8}{durable_ms_at:>13.1f}"
+                            f"{'':>8}{durable_ms_at / plain_ms_at:>8.2f}",
+                            flush=True,
+                        )
                 if sessions:
                     slow, fast = await measure_throughput(plain, durable, sessions, 5)
                     print(
@@ -180,6 +208,9 @@ if __name__ == "__main__":
     parser.add_argument("what", nargs="?", choices=("turns", "engine"), default="turns")
     turns = parser.add_argument_group("turns")
     turns.add_argument("--rounds", type=int, default=100, help="measured turns of each kind")
+    turns.add_argument(
+        "--turns", type=int, default=200, help="turns of one growing session; 0 leaves it out"
+    )
     turns.add_argument("--sessions", type=int, default=64, help="sessions at once; 0 leaves it out")
     turns.add_argument("--workers", type=int, default=1, help="Worker processes")
     alone = parser.add_argument_group("engine")
@@ -190,4 +221,4 @@ if __name__ == "__main__":
     if given.what == "engine":
         asyncio.run(engine_bench.main(given.steps, given.flows, given.long_steps))
     else:
-        asyncio.run(main(given.rounds, given.sessions, given.workers))
+        asyncio.run(main(given.rounds, given.sessions, given.workers, given.turns))

@@ -8,8 +8,10 @@ from, so losing it, or two engines that use the same session id, changes nothing
 from __future__ import annotations
 
 import copy
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from google.adk.events.event import Event
@@ -22,37 +24,61 @@ from dex_agents_google_adk._json import copy_json
 _SHARED_PART_FIELDS = frozenset({"text", "thought", "thought_signature"})
 
 
+@dataclass(frozen=True)
+class _Entry:
+    item: Json
+    event: Event
+    is_shared: bool  # nothing nested in it that somebody could change
+    size: int
+
+
 class HistoryCache:
     """Parsed events by session and position, the least recently used dropped first.
 
     Args:
-        maximum_events: How many events stay parsed in this process.
+        maximum_bytes: How much stays parsed in this process, counted as JSON text. Parsed it takes
+            some ten times as much. With 0 nothing stays.
     """
 
-    def __init__(self, maximum_events: int = 20_000) -> None:
-        self._maximum = maximum_events
-        self._entries: OrderedDict[tuple[str, int], tuple[Json, Event, bool]] = OrderedDict()
+    def __init__(self, maximum_bytes: int = 32 * 1024 * 1024) -> None:
+        self._maximum = maximum_bytes
+        self._bytes = 0
+        self._entries: OrderedDict[tuple[str, int], _Entry] = OrderedDict()
+
+    @property
+    def size(self) -> int:
+        """Bytes of JSON text whose events are kept."""
+        return self._bytes
 
     def load(self, session_id: str, messages: Sequence[AgentMessage]) -> list[Event]:
-        """Events for one attempt; nothing mutable in them is shared with another attempt."""
+        """Events for one attempt.
+
+        What a request shares with its events, and the state in them, is that attempt's own.
+        """
         return [self._load_one(session_id, message) for message in messages]
 
     def _load_one(self, session_id: str, message: AgentMessage) -> Event:
-        key = (session_id, message.sequence)
         item = message.framework_item
-        entry = self._entries.get(key) if message.sequence >= 0 else None
-        if entry is not None and (entry[0] is item or entry[0] == item):
+        if message.sequence < 0:
+            return _private_copy(load_event(item))
+        key = (session_id, message.sequence)
+        entry = self._entries.get(key)
+        if entry is not None and (entry.item is item or entry.item == item):
             self._entries.move_to_end(key)
-            return _private_copy(entry[1]) if entry[2] else entry[1]
+        else:
+            entry = self._keep(key, item)
+        return entry.event if entry.is_shared else _private_copy(entry.event)
+
+    def _keep(self, key: tuple[str, int], item: Json) -> _Entry:
         event = load_event(item)
-        if message.sequence >= 0:
-            nested = _has_nested_data(event)
-            self._entries[key] = (item, event, nested)
-            self._entries.move_to_end(key)
-            while len(self._entries) > self._maximum:
-                self._entries.popitem(last=False)
-            return _private_copy(event) if nested else event
-        return _private_copy(event)
+        entry = _Entry(item, event, not _has_nested_data(event), len(json.dumps(item)))
+        replaced = self._entries.pop(key, None)
+        self._entries[key] = entry
+        self._bytes += entry.size - (replaced.size if replaced is not None else 0)
+        while self._bytes > self._maximum:
+            _, dropped = self._entries.popitem(last=False)
+            self._bytes -= dropped.size
+        return entry
 
 
 def replay_state(items: Sequence[Json]) -> dict[str, Any]:

@@ -76,6 +76,7 @@ from dex_agents_google_adk._run_state import (
 )
 from dex_agents_google_adk._session import AttemptSessionService, make_session
 from dex_agents_google_adk._setup import RunnerSetup
+from dex_agents_google_adk._telemetry import for_listeners
 from dex_agents_google_adk._tool_step import make_tool_context
 
 _TEMP_PREFIX = "temp:"
@@ -279,7 +280,7 @@ class _TurnAttempt:
         return runner.run_async(
             user_id=self._setup.user_id,
             session_id=self._request.session_id,
-            run_config=self._setup.run_config,
+            run_config=for_listeners(self._setup.run_config),
             **start,
         )
 
