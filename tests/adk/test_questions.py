@@ -147,6 +147,7 @@ async def test_a_question_beside_other_calls(root: str) -> None:
         await driver.turn("go")
         assert len(plain) == (3 if root == "agent" else 4), mix
         assert in_any_order(world.requests) == in_any_order(plain), mix
+        assert [m.framework_item["author"] for m in driver.history].count("user") == 1
         asked = [item for item in driver.requested if item.interrupt is not None]
         assert [item.tool_name for item in asked] == [INPUT, INPUT]
         assert asked[0].interrupt is not None
@@ -157,6 +158,28 @@ async def test_a_question_beside_other_calls(root: str) -> None:
             if "long_running_tool_ids" in message.framework_item
         ]
         assert stored[0] == sorted({"question": "i", "job": "j"}[n] for n in mix if n != "weather")
+
+
+async def test_a_waiting_transfer_target_runs_to_its_end() -> None:
+    script = [call("transfer_to_agent", agent_name="child"), CALLS["question"], text("all yours")]
+
+    def build(world: World) -> LlmAgent:
+        root = LlmAgent(name="root", model=ScriptedLlm(world=world))
+        root.sub_agents = [child := agent_of(world, "child")]
+        child.parent_agent = root
+        return root
+
+    plain_world = World(script)
+    plain = await plain_requests(build(plain_world), plain_world)
+    world = World(script)
+    driver = Driver(AdkAgentRunner(build(world), **READ), world, execute=answered, repeats=2)
+    outcome = await driver.turn("go")
+    assert in_any_order(world.requests) == in_any_order(plain)
+    assert outcome.final_text == "all yours"
+    assert (driver.history[-1].framework_item["author"], driver.history[-1].text) == (
+        "child",
+        "all yours",
+    )
 
 
 async def test_a_question_without_its_text_is_the_models_mistake() -> None:

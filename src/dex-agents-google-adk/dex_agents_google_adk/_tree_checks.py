@@ -22,7 +22,7 @@ from google.adk.workflow._tool_node import _ToolNode
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS, INPUT_CALL, is_generator_tool
 from dex_agents_google_adk._effects import CONTROL_TOOL_NAMES
-from dex_agents_google_adk._plugins import YIELD_TOOL_NAME
+from dex_agents_google_adk._pauses import YIELD_TOOL_NAME
 from dex_agents_google_adk._tree import AgentTree
 
 _RESERVED_TOOL_NAMES = FRAMEWORK_CALLS | {YIELD_TOOL_NAME}

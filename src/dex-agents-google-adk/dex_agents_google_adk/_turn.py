@@ -57,14 +57,15 @@ from dex_agents_google_adk._events_compaction import (
     compacted_view,
     hide_from_compaction,
 )
+from dex_agents_google_adk._first_plugin import FirstPlugin
 from dex_agents_google_adk._history import replay_state
 from dex_agents_google_adk._ids import AttemptIds, run_isolated
 from dex_agents_google_adk._images import images_of_event, uris_of_item
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._kept_answers import KeptAnswers
+from dex_agents_google_adk._last_plugin import LastPlugin
 from dex_agents_google_adk._live import LiveText
 from dex_agents_google_adk._model_errors import classify, classify_answer
-from dex_agents_google_adk._plugins import FirstPlugin, LastPlugin
 from dex_agents_google_adk._questions import answers_of, call_of
 from dex_agents_google_adk._records import ended_at
 from dex_agents_google_adk._run_state import (

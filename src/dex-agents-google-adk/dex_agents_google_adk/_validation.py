@@ -18,7 +18,8 @@ from google.adk.workflow._base_node import BaseNode
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk._effects import is_control_tool
 from dex_agents_google_adk._events_compaction import check_events_compaction
-from dex_agents_google_adk._plugins import FIRST_PLUGIN_NAME, LAST_PLUGIN_NAME
+from dex_agents_google_adk._first_plugin import FIRST_PLUGIN_NAME
+from dex_agents_google_adk._last_plugin import LAST_PLUGIN_NAME
 from dex_agents_google_adk._tree import AgentTree
 from dex_agents_google_adk._tree_checks import check_tree, static_tools, tool_nodes
 

@@ -1,99 +1,58 @@
-"""The two plugins around the application's own: one sees everything first, one last.
+"""The plugin before the application's own.
 
-``FirstPlugin`` answers replayed calls before anybody's ``before_tool_callback`` runs a second time,
-ends the attempt when its model call is used up, and hides from the other plugins what plain ADK
-would not show them. ``LastPlugin`` puts off a call that nobody answered, through ADK's own tool
-confirmation.
+It answers replayed calls before anybody's ``before_tool_callback`` runs a second time, ends the
+attempt when its model call is used up, and hides from the other plugins what plain ADK would not
+show them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
-from google.adk.agents.llm_agent import LlmAgent
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from dex_agents._effects import ToolEffect
-from dex_agents._errors import AgentTurnError, ToolExecutionError
+from dex_agents._errors import AgentTurnError
 from dex_agents_google_adk._actions import apply_actions
 from dex_agents_google_adk._adk_compat import (
     CONFIRMATION_CALL,
     FRAMEWORK_CALLS,
     INPUT_CALL,
-    first_answer,
-    first_content,
     invocation_of,
-    is_generator_tool,
-    is_unknown_tool,
-    mark_empty_answer,
 )
 from dex_agents_google_adk._adk_workarounds import agent_states
-from dex_agents_google_adk._attempt import AgentKey, Attempt, DeferredCall, OpenResponse
+from dex_agents_google_adk._attempt import Attempt, DeferredCall
 from dex_agents_google_adk._effects import (
-    PolicyResolver,
     is_control_tool,
     is_inline_agent_tool,
     is_task_tool,
 )
 from dex_agents_google_adk._events import USER, is_resumption_marker, shown_text
-from dex_agents_google_adk._faults import fault_of
-from dex_agents_google_adk._images import ImageLoader
-from dex_agents_google_adk._json import copy_json, to_json
-from dex_agents_google_adk._questions import question_of
+from dex_agents_google_adk._json import copy_json
+from dex_agents_google_adk._pauses import YIELD_TOOL_NAME, agent_key, put_off, yield_answer
 from dex_agents_google_adk._records import actions_of, response_of
 from dex_agents_google_adk._run_state import CallKind
-from dex_agents_google_adk._source_tools import OfferedTool, SourceTools, note_called
+from dex_agents_google_adk._source_tools import note_called
 from dex_agents_google_adk._tree import AgentTree
 
 if TYPE_CHECKING:
     from dex_agents._contract import AgentEventWriter
 
-FIRST_PLUGIN_NAME = "dex_agents_first"
-LAST_PLUGIN_NAME = "dex_agents_last"
-YIELD_TOOL_NAME = "dex_agents_yield"
 
-_PLACEHOLDER = {"error": "This call has been put off."}
+FIRST_PLUGIN_NAME = "dex_agents_first"
+
 _UNNAMED = "unnamed_tool"
 _OUR_NAMES = FRAMEWORK_CALLS | {YIELD_TOOL_NAME}
 _MEDIA_KEY = "__dex_media__"
-
-
-class YieldTool(BaseTool):
-    """A call that never answers, so that ADK pauses where the next model call would be."""
-
-    def __init__(self) -> None:
-        super().__init__(name=YIELD_TOOL_NAME, description="", is_long_running=True)
-
-    async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> Any:
-        return None
-
-
-def _yield(attempt: Attempt, context: CallbackContext, tools: dict[str, BaseTool]) -> LlmResponse:
-    """An answer that ends the attempt; the next one goes on with a model call."""
-    attempt.yielded = True
-    attempt.agent_pauses(_agent_key(context))
-    tools[YIELD_TOOL_NAME] = YieldTool()
-    # Without this the agent's after_agent_callback would run for the pause.
-    invocation_of(context).end_invocation = True
-    call = types.FunctionCall(name=YIELD_TOOL_NAME, args={})
-    return LlmResponse(content=types.Content(role="model", parts=[types.Part(function_call=call)]))
-
-
-def _agent_key(context: CallbackContext) -> AgentKey:
-    invocation = invocation_of(context)
-    return (invocation.agent.name if invocation.agent else "", invocation.branch)
 
 
 def _make_call_ids_unique(event: Event) -> None:
@@ -147,7 +106,7 @@ class FirstPlugin(BasePlugin):
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
-        key = _agent_key(callback_context)
+        key = agent_key(callback_context)
         if self._attempt.owes_task(key):
             # ADK hands a task on only when it starts the agent anew, so the agent ends here.
             self._attempt.agent_ends(key)
@@ -160,7 +119,7 @@ class FirstPlugin(BasePlugin):
             await self._steer(callback_context, llm_request)
             self._attempt.request_built(key, llm_request)
             return None
-        return _yield(self._attempt, callback_context, llm_request.tools_dict)
+        return yield_answer(self._attempt, callback_context, llm_request.tools_dict)
 
     async def _steer(self, context: CallbackContext, request: LlmRequest) -> None:
         """Let the model read what the user sent into the turn, behind everything else."""
@@ -180,7 +139,7 @@ class FirstPlugin(BasePlugin):
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
     ) -> LlmResponse | None:
-        key = _agent_key(callback_context)
+        key = agent_key(callback_context)
         _refuse_framework_names(llm_response, self._attempt.tools_of(key))
         self._attempt.model_answered(key, llm_response)
         return None
@@ -252,7 +211,7 @@ class FirstPlugin(BasePlugin):
     ) -> Any:
         if tool.name == YIELD_TOOL_NAME:
             return {}
-        key = _agent_key(tool_context)
+        key = agent_key(tool_context)
         call_id = tool_context.function_call_id or ""
         replay = self._attempt.take_replay(key, call_id)
         if replay is not None:
@@ -281,7 +240,7 @@ class FirstPlugin(BasePlugin):
             response.contexts[call_id] = tool_context
             if is_control_tool(tool) and response.mixed:
                 self._attempt.agent_pauses(key)
-                return _put_off(
+                return put_off(
                     response, tool_context, DeferredCall(tool_name=tool.name, native=True)
                 )
         if is_control_tool(tool):
@@ -295,7 +254,7 @@ class FirstPlugin(BasePlugin):
             turn = self._inline_turns.setdefault(invocation_of(context).branch, asyncio.Lock())
             await turn.acquire()
             self._inline_runs[id(context)] = turn
-            response = self._attempt.open_response(_agent_key(context))
+            response = self._attempt.open_response(agent_key(context))
             if response is not None:
                 response.begun.add(context.function_call_id or "")
         self._emit("tool_call_started", tool, context)
@@ -314,7 +273,7 @@ class FirstPlugin(BasePlugin):
             turn.release()
         if self._attempt.is_settled(tool_context):
             return result
-        response = self._attempt.open_response(_agent_key(tool_context))
+        response = self._attempt.open_response(agent_key(tool_context))
         if response is not None and tool_context.function_call_id in response.deferred:
             return result
         if is_control_tool(tool):
@@ -333,191 +292,6 @@ class FirstPlugin(BasePlugin):
             tool_call_id=context.function_call_id,
             tool_name=tool.name,
             agent_name=context.agent_name,
-        )
-
-
-class LastPlugin(BasePlugin):
-    """Runs after every plugin of the application."""
-
-    def __init__(
-        self,
-        attempt: Attempt,
-        resolver: PolicyResolver,
-        tree: AgentTree,
-        images: ImageLoader,
-        sources: SourceTools,
-    ) -> None:
-        super().__init__(LAST_PLUGIN_NAME)
-        self._sources = sources
-        self._images = images
-        self._attempt = attempt
-        self._resolver = resolver
-        self._tree = tree
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> LlmResponse | None:
-        await self._images.fill(llm_request, self._attempt.image_uris)
-        feedback = self._attempt.faults.feedback(_agent_key(callback_context))
-        if feedback is not None:
-            llm_request.contents.append(feedback)
-        return None
-
-    async def after_model_callback(
-        self, *, callback_context: CallbackContext, llm_response: LlmResponse
-    ) -> LlmResponse | None:
-        if llm_response.partial:
-            return None
-        key = _agent_key(callback_context)
-        checked = llm_response.model_copy()  # callbacks do not see ADK's own mark
-        mark_empty_answer(callback_context, checked)
-        fault = fault_of(checked, has_answered=self._attempt.has_answered(key))
-        if not fault:
-            self._attempt.faults.forget(key)
-            return None
-        agent = invocation_of(callback_context).agent
-        if isinstance(agent, LlmAgent):
-            # The agent's own chain runs here, as ADK runs none behind a plugin's answer.
-            changed = await first_content(
-                agent.canonical_after_model_callbacks,
-                callback_context=callback_context,
-                llm_response=llm_response,
-            )
-            if changed is not None:
-                return changed  # type: ignore[no-any-return]
-        self._attempt.faults.note(key, fault)
-        return _yield(self._attempt, callback_context, self._attempt.tools_of(key))
-
-    async def on_model_error_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
-    ) -> LlmResponse | None:
-        self._attempt.model_errors.append(error)
-        return None
-
-    async def before_tool_callback(
-        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
-    ) -> Any:
-        if is_unknown_tool(tool) or is_control_tool(tool):
-            return None
-        agent = invocation_of(tool_context).agent
-        response = self._attempt.open_response(_agent_key(tool_context))
-        if not isinstance(agent, LlmAgent):
-            return None
-        if response is None:
-            # Never let ADK run what no Step would run.
-            raise AgentTurnError(
-                f"tool {tool.name!r} of agent {agent.name!r} was called in no response that the "
-                f"session knows of; it did not run"
-            )
-        if self._tree.find_llm_agent(agent.name) is None:
-            raise AgentTurnError(
-                f"agent {agent.name!r} stands nowhere in the tree, so the Step of its tool "
-                f"{tool.name!r} could not find it; name it in dynamic_agents"
-            )
-        try:
-            return await self._answer_or_put_off(agent, response, tool, tool_args, tool_context)
-        except Exception as error:
-            # ADK wraps what a plugin raises, but not what an agent's own callback raises.
-            self._attempt.callback_errors.append(error)
-            raise
-
-    async def _answer_or_put_off(
-        self,
-        agent: LlmAgent,
-        response: OpenResponse,
-        tool: BaseTool,
-        tool_args: dict[str, Any],
-        tool_context: ToolContext,
-    ) -> Any:
-        # The agent's own chain runs here and not in ADK, which would run it behind the placeholder.
-        before = copy.deepcopy(tool_args)
-        answer = await first_answer(
-            agent.canonical_before_tool_callbacks,
-            tool=tool,
-            args=tool_args,
-            tool_context=tool_context,
-        )
-        if answer is not None:
-            return answer
-        if isinstance(tool, OfferedTool):
-            if tool.is_withdrawn:
-                return tool.refusal
-            try:
-                call = self._sources.put_off(tool, to_json(tool_args))
-            except ToolExecutionError as error:
-                return {"error": f"The tool call failed: {error}"}
-            call.arguments, call.arguments_changed = to_json(tool_args), before != tool_args
-            self._attempt.agent_pauses(_agent_key(tool_context))
-            return _put_off(response, tool_context, call)
-        if tool.name == INPUT_CALL:
-            return await self._ask(response, tool, tool_args, tool_context, before)
-        _refuse_unsupported(tool, agent.name)
-        policy = self._resolver.resolve(tool)
-        if policy.effect is ToolEffect.READ and isinstance(tool, AgentTool):
-            await self._check_read_agent_tool(tool, tool_context)
-        asks = await tool.check_require_confirmation(copy.deepcopy(tool_args), tool_context)
-        self._attempt.agent_pauses(_agent_key(tool_context))
-        return _put_off(
-            response,
-            tool_context,
-            DeferredCall(
-                tool_name=tool.name,
-                native=False,
-                arguments=to_json(tool_args),
-                arguments_changed=before != tool_args,
-                effect=policy.effect,
-                requires_approval=policy.requires_approval or asks is True,
-            ),
-        )
-
-    async def _ask(
-        self,
-        response: OpenResponse,
-        tool: BaseTool,
-        tool_args: dict[str, Any],
-        tool_context: ToolContext,
-        before: dict[str, Any],
-    ) -> Any:
-        # ADK's tool does nothing but to say what is wrong with its arguments.
-        refused = await tool.run_async(args=copy.deepcopy(tool_args), tool_context=tool_context)
-        if refused is not None:
-            return refused
-        self._attempt.agent_pauses(_agent_key(tool_context))
-        arguments = to_json(tool_args)
-        call = DeferredCall(
-            tool_name=tool.name,
-            native=False,
-            arguments=arguments,
-            arguments_changed=before != tool_args,
-            effect=ToolEffect.READ,
-            interrupt=question_of(arguments),
-        )
-        return _put_off(response, tool_context, call)
-
-    async def _check_read_agent_tool(self, tool: AgentTool, context: ToolContext) -> None:
-        if writing := await self._resolver.writing_tool_of(tool, context):
-            raise AgentTurnError(
-                f"the agent tool {tool.name!r} has the effect read, but its agent has the tool "
-                f"{writing!r}, which is not read: a repeated Step would repeat its writes. Give "
-                f"{tool.name!r} a write effect in tool_policies."
-            )
-
-
-def _put_off(response: OpenResponse, context: ToolContext, call: DeferredCall) -> dict[str, Any]:
-    call.skip_summarization = context.actions.skip_summarization
-    response.deferred[context.function_call_id or ""] = call
-    context.request_confirmation(hint=f"{call.tool_name} runs in a Step of its own")
-    context.actions.skip_summarization = True
-    invocation_of(context).end_invocation = True
-    return dict(_PLACEHOLDER)
-
-
-def _refuse_unsupported(tool: BaseTool, agent_name: str) -> None:
-    if is_generator_tool(tool):
-        raise AgentTurnError(
-            f"tool {tool.name!r} of agent {agent_name!r} is a generator, which a durable session "
-            f"does "
-            "not support yet; return the result instead of yielding it"
         )
 
 
