@@ -26,6 +26,7 @@ from dex import (
     Step,
     StepDecision,
     StepList,
+    SubFlow,
     TimeTravelOptions,
     TimeTravelStepMethod,
     TimeTravelType,
@@ -309,6 +310,65 @@ async def test_targets_that_are_not_there_change_nothing(tmp_path: Path) -> None
         ):
             assert told in await _refused(app, options)
         assert (await app.client.describe_flow("f")).run_id == run_id
+
+
+class Both(Step[str]):
+    """Waits for two parcels."""
+
+    def __init__(self, child: Parcel) -> None:
+        self.child = child
+
+    async def wait_for(self, context: AsyncContext, input: str) -> Wait:
+        return Wait.all_of(SubFlow.run(self.child, "x"), SubFlow.run(self.child, "y"))
+
+    async def execute(self, context: AsyncContext, input: str) -> StepDecision:
+        results = [SubFlow.get_condition_results(context, index) for index in range(2)]
+        told = [result.single_output(str) for result in results]
+        return graceful_complete(f"{told} {note.get(context)}")
+
+
+class Parcels(Flow[str]):
+    def __init__(self, child: Parcel) -> None:
+        self.step = Both(child)
+
+    def get_steps(self) -> StepList[str]:
+        return StepList.start_step(self.step)
+
+    def get_persistence_schema(self) -> PersistenceSchema:
+        return PersistenceSchema.of(note)
+
+    @rpc
+    async def jot(self, context: Context, text: str) -> None:
+        note.set(context, text)
+
+
+async def test_a_wait_for_sub_flows_goes_on_in_the_new_run(tmp_path: Path) -> None:
+    """Also for one that ended after the point, and so was told to the old run only."""
+    child = Parcel()
+    parents = Parcels(child)
+    first, second = "SubFlow:f-Both-1-0", "SubFlow:f-Both-1-1"
+    async with serve(tmp_path, child, parents) as app:
+        await app.client.start_flow(parents, "f", "x")
+        await child.calls.until("Ask-1 wait")
+        await app.call(parents.jot, "f", "early")
+        await app.call(child.say, first, "ship")
+        await app.client.wait_for_flow(first)
+        events = (await command("flow", "history", "f", "--json", address=app.address)).json
+        (jotted,) = (
+            event["time"] for event in events if event["kind"] == "rpc_execution_completed"
+        )
+        await app.client.time_travel(
+            "f",
+            TimeTravelOptions(
+                TimeTravelType.HISTORY_EVENT_TIME,
+                history_event_time=datetime.fromisoformat(jotted),
+                skip_writes_reapply=True,
+            ),
+        )
+        await app.call(child.say, second, "ship")
+        told = ["packed ship | None"] * 2
+        assert await _output(app) == f"{told} None"
+    _check_is_clean(tmp_path)
 
 
 async def test_the_command_line(tmp_path: Path) -> None:

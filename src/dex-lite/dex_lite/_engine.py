@@ -189,9 +189,9 @@ class Engine:
         self.store(run, turn)
         return run
 
-    def store_new(self, turn: Turn) -> int:
-        """A run that was made without this engine's help; the number of its commit."""
-        return self.store(self._run_of(turn.state), turn)
+    def store_new(self, turn: Turn, read: Mapping[str, RunState] | None = None) -> int:
+        """As :meth:`store`, of a run that is not yet one of this engine's."""
+        return self.store(self._run_of(turn.state), turn, read)
 
     def _run_of(self, state: RunState) -> Run:
         run = self.runs.get(state.run_id)

@@ -12,7 +12,9 @@ from dex_lite._machine.facts import AnyFact, decode_fact
 from dex_lite._machine.fold import fold
 from dex_lite._machine.model import Method, RunState
 from dex_lite._machine.travel import Fork, Target, find_cut, fork
+from dex_lite._machine.turn import AttachSubFlow, Turn
 from dex_lite._records import RunRow
+from dex_lite._runs import Run
 from dex_lite._search._terms import microseconds
 from dex_lite._timers import now_ms
 from dex_lite._wire.errors import flow_missing, invalid
@@ -36,16 +38,44 @@ async def reset(engine: Engine, request: pb.ResetFlowRequest) -> pb.ResetFlowRes
     """
     target = _target(request)
     row = await _row(engine, request)
-    facts = await _facts(engine, row)
-    # From here on nothing waits: what was read is what the new run is made of.
+    read: dict[str, RunState] = {}  # closed SubFlows that the new run waits for
+    while True:
+        facts = await _facts(engine, row)
+        # From here on nothing waits: what was read is what the new run is made of.
+        new, before = _fork(engine, request, target, row, facts)
+        flow_ids = [call.flow_id for call in new.calls if isinstance(call, AttachSubFlow)]
+        unread = engine.unread(flow_ids, read)
+        if not unread:
+            break
+        for sub_flow in unread:
+            read[sub_flow.run_id] = await engine.state_of(sub_flow)
+    if before is not None and before.state.is_open:
+        turn = engine.turn(before)
+        decide.leave(turn, new)
+        commit = engine.store(before, turn, read)
+    else:
+        commit = engine.store_new(new, read)
+    await engine.durable(commit)
+    return pb.ResetFlowResponse(run_id=new.state.run_id, run_attempt=new.state.run_attempt)
+
+
+def _fork(
+    engine: Engine,
+    request: pb.ResetFlowRequest,
+    target: Target,
+    row: RunRow,
+    facts: list[AnyFact],
+) -> tuple[Turn, Run | None]:
+    """The new run, and the newest one before it, if that is in memory."""
     cut = find_cut(facts, target)
     if cut is None:
         raise invalid(_never_there(request))
-    newest = engine.rows[request.flow_id]
+    newest = engine.rows.get(request.flow_id)
+    if newest is None:
+        raise flow_missing(request.flow_id)
     before = engine.runs.get(newest.run_id)
     base = engine.runs.get(row.run_id)
     old = base.state if base is not None else _state(facts)
-    last = before.state if before is not None else old
     what = Fork(
         run_id=uuid.uuid4().hex,
         run_attempt=newest.run_attempt + 1,
@@ -53,17 +83,9 @@ async def reset(engine: Engine, request: pb.ResetFlowRequest) -> pb.ResetFlowRes
         reason=request.reason,
         cut=cut,
         with_writes=not request.skip_writes_reapply,
-        parents=tuple(last.parents),
+        parents=tuple((old if before is None else before.state).parents),
     )
-    new = fork(facts, old, what, now_ms())
-    if before is not None and before.state.is_open:
-        turn = engine.turn(before)
-        decide.leave(turn, new)
-        commit = engine.store(before, turn)
-    else:
-        commit = engine.store_new(new)
-    await engine.durable(commit)
-    return pb.ResetFlowResponse(run_id=what.run_id, run_attempt=what.run_attempt)
+    return fork(facts, old, what, now_ms()), before
 
 
 async def _row(engine: Engine, request: pb.ResetFlowRequest) -> RunRow:
