@@ -267,7 +267,8 @@ import asyncio, sys
 from dex_lite._journal import AddFacts, Journal, PutRun, RunRow
 
 async def main():
-    journal = Journal.open(sys.argv[1], loop=asyncio.get_running_loop(), on_failed=print)
+    loop = asyncio.get_running_loop()
+    journal = Journal.open(sys.argv[1], durability=sys.argv[2], loop=loop, on_failed=print)
     journal.submit([PutRun(RunRow("r", "f", "T", 1, 1, "", "r", 1, None))])
     number = 0
     while True:
@@ -282,11 +283,17 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("commits", [1, 7, 60])
-async def test_a_killed_process_keeps_what_it_acknowledged(tmp_path: Path, commits: int) -> None:
+@pytest.mark.parametrize(
+    ("durability", "commits"), [("full", 1), ("full", 7), ("full", 60), ("normal", 60)]
+)
+async def test_a_killed_process_keeps_what_it_acknowledged(
+    tmp_path: Path, durability: str, commits: int
+) -> None:
     path = tmp_path / "a.db"
     process = subprocess.Popen(
-        [sys.executable, "-c", _COMMIT_FOREVER, str(path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _COMMIT_FOREVER, str(path), durability],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     acknowledged = 0

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from dex.dexpb import dex_pb2 as pb
 
-from dex_lite import _matching, _worker_stream
+from dex_lite import _worker_stream
 from dex_lite._matching import Task, Unstarted
 from support.dex_lite_worker import (
     EOF,
@@ -140,10 +140,12 @@ async def test_eager_registration() -> None:
             await worker.open_registered()
 
 
-async def test_streams_of_a_worker_are_bounded(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_matching, "_MAX_STREAMS_PER_WORKER", 2)
+async def test_streams_of_a_worker_are_bounded() -> None:
+    async with serve(most_streams_per_worker=2) as engine:
+        await _check_bound_of_two(engine)
+
+
+async def _check_bound_of_two(engine: Engine) -> None:
     worker = engine.worker()
     first = await worker.open_registered()
     second = await worker.open()

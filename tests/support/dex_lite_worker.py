@@ -246,9 +246,14 @@ class Engine(NamedTuple):
 
 @asynccontextmanager
 async def serve(
-    *, eager: bool = False, register_more: Callable[[Any], None] | None = None
+    *,
+    eager: bool = False,
+    register_more: Callable[[Any], None] | None = None,
+    most_streams_per_worker: int = 256,
 ) -> AsyncIterator[Engine]:
-    matcher = WatchedMatcher(eager_registration=eager)
+    matcher = WatchedMatcher(
+        eager_registration=eager, most_streams_per_worker=most_streams_per_worker
+    )
     host = FakeHost(matcher)
     matcher.set_host(host)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])

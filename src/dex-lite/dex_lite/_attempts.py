@@ -14,11 +14,13 @@ from dex_lite._errors import DexLiteError
 from dex_lite._logs import event
 from dex_lite._machine import decide
 from dex_lite._machine.model import Failure, RunState, StepExecution
+from dex_lite._room import check_open_flows, check_room
 from dex_lite._rpcs import RpcTask
-from dex_lite._runs import LiveAttempt, Run, StepTask, check_room
+from dex_lite._runs import LiveAttempt, Run, StepTask
 from dex_lite._stream_log import StreamKey
 from dex_lite._timers import now_ms
 from dex_lite._wire.errors import ServiceError
+from dex_lite._wire.limits import value_fault
 from dex_lite._wire.options import BadRequest
 from dex_lite._wire.tasks import step_snapshot, step_task
 from dex_lite._worker_slot import Task, TaskSlot, Unstarted
@@ -26,6 +28,7 @@ from dex_lite._worker_slot import Task, TaskSlot, Unstarted
 if TYPE_CHECKING:
     from dex_lite._engine import Engine
 
+_LONGEST_DETAIL, _LONGEST_TYPE, _LONGEST_STACK = 4_096, 256, 16_384
 _LOGGER = logging.getLogger("dex_lite")
 _HEARTBEAT_FLUSH_S = 0.2
 _TIMEOUT_GRACE_MS = 250
@@ -294,13 +297,21 @@ class Attempts:
                 wait_result = self._engine.reader.wait_for(
                     frame.wait_for.result, run.state, execution_id
                 )
-                check_room(run.state, limits, wait_result.published, 0)
+                check_room(run.state, limits, wait_result)
+                if wait_result.sub_flows:
+                    check_open_flows(self._engine, len(wait_result.sub_flows))
             else:
                 result = self._engine.reader.execute(
                     frame.execute.result, is_async_default=run.state.is_async_default
                 )
-                check_room(run.state, limits, result.published, len(result.next_steps))
-        except BadRequest as error:
+                check_room(
+                    run.state,
+                    limits,
+                    result,
+                    next_steps=len(result.next_steps),
+                    outputs=result.close_value is not None,
+                )
+        except (BadRequest, ServiceError) as error:
             self._bad_result(run, execution_id, live, str(error))
             return
         if is_wait_for and wait_result.sub_flows:
@@ -354,7 +365,12 @@ class Attempts:
         self, run: Run, execution_id: str, live: LiveAttempt, error: pb.WorkerErrorResponse
     ) -> None:
         step = run.state.steps[execution_id]
-        failure = Failure(error.detail, error.error_type, error.stack_trace)
+        # A Worker that is not the SDK's may send more; what it says is kept with every attempt.
+        failure = Failure(
+            error.detail[:_LONGEST_DETAIL],
+            error.error_type[:_LONGEST_TYPE],
+            error.stack_trace[:_LONGEST_STACK],
+        )
         if now_ms() >= live.deadline_ms:
             failure = _timed_out(step)
         retry_after = error.retry_after_seconds * 1_000 if error.retry_after_seconds > 0 else None
@@ -366,6 +382,10 @@ class Attempts:
         now = asyncio.get_running_loop().time()
         live.beat_at = now
         value = beat.value.SerializeToString() if beat.HasField("value") else None
+        limits = self._engine.options.limits
+        if value is not None and (fault := value_fault("a heartbeat", beat.value, limits)):
+            self._bad_result(run, execution_id, live, fault)
+            return
         if value == live.heartbeat and not live.is_heartbeat_new:
             kept = run.state.steps[execution_id].heartbeat
             if value == kept:

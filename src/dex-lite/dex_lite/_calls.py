@@ -10,15 +10,29 @@ import grpc
 import grpc.aio
 
 from dex_lite._meter import Meter
+from dex_lite._wire.errors import ServiceError, refuse
 
 _Handler = Any  # a grpc.RpcMethodHandler; grpc has no types
 
 
-class CallMeter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Counts calls and their durations. Worker streams last, so they are not calls here."""
+def _too_many(limit: int) -> ServiceError:
+    return ServiceError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        f"at most {limit} calls of clients may be open at a time, those that wait included. Wait in "
+        "fewer places, or start the engine with a larger Limits(calls=...)",
+    )
 
-    def __init__(self, meter: Meter) -> None:
+
+class CallMeter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Counts calls and their durations, and refuses too many at a time.
+
+    Worker streams last, so they are not calls here.
+    """
+
+    def __init__(self, meter: Meter, most_calls: int) -> None:
         self._meter = meter
+        self._most_calls = most_calls
+        self._open = 0
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[_Handler]], details: Any
@@ -37,7 +51,10 @@ class CallMeter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def call(request: Any, context: Any) -> Any:
             started = time.perf_counter()
             code = "OK"
+            self._open += 1
             try:
+                if self._open > self._most_calls:
+                    await refuse(context, _too_many(self._most_calls))
                 return await inner(request, context)
             except BaseException:
                 found = context.code()
@@ -45,6 +62,7 @@ class CallMeter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 code = found.name if isinstance(found, grpc.StatusCode) else "CANCELLED"
                 raise
             finally:
+                self._open -= 1
                 self._meter.called(method, code, time.perf_counter() - started)
 
         return call

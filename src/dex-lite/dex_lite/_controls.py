@@ -9,7 +9,7 @@ from dex.dexpb import dex_pb2 as pb
 from dex_lite._machine import decide
 from dex_lite._machine.model import TIMEOUT_HANDLER_STEP, KeptSkip
 from dex_lite._wire.errors import invalid
-from dex_lite._wire.limits import name_fault
+from dex_lite._wire.limits import config_fault, name_fault, reason_fault
 from dex_lite._wire.starts import changed_config
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ async def stop(engine: Engine, request: pb.StopFlowRequest) -> None:
     run = engine.find_open(request.flow_id, request.run_id)
     if request.stop_type not in _STOPS:
         raise invalid(f"unknown stop type {request.stop_type}")
+    if fault := reason_fault(request.reason, engine.options.limits):
+        raise invalid(fault)
     turn = engine.turn(run)
     decide.stop(turn, _STOPS[request.stop_type], request.reason)
     await engine.durable(engine.store(run, turn))
@@ -69,6 +71,8 @@ def _skip(engine: Engine, request: pb.SkipTimerRequest) -> KeptSkip:
 async def update_config(engine: Engine, request: pb.UpdateFlowConfigRequest) -> None:
     """Change the config of a running Flow for what it decides from now on."""
     run = engine.find_open(request.flow_id, request.run_id)
+    if fault := config_fault(request.flow_config, engine.options.limits):
+        raise invalid(fault)
     config, is_async = changed_config(run.state.config, request.flow_config)
     turn = engine.turn(run)
     decide.change_config(turn, config, is_async_default=is_async)

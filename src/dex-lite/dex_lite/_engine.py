@@ -78,6 +78,7 @@ class Engine:
         self.dialer.set_host(self.attempts)
         self._retention = Retention(self, options.retention_s)
         self._timers = Timers(self._timer_due)
+        self._is_stopping = False
         self._stopped: str | None = None
         self._pending: set[asyncio.Future[Any]] = set()  # calls that wait for a commit
 
@@ -128,6 +129,16 @@ class Engine:
     def is_stopped(self) -> bool:
         """Whether the engine takes nothing more."""
         return self._stopped is not None
+
+    def begin_stop(self) -> None:
+        """Take no new Flows and RPCs; what runs may still end, and be waited for."""
+        self._is_stopping = True
+
+    def check_taking(self) -> None:
+        """Raise if the engine takes no new work."""
+        self.check_running()
+        if self._is_stopping:
+            raise unavailable("the engine is stopping and takes no new Flows and RPCs")
 
     def check_running(self) -> None:
         """Raise if the engine takes no more calls."""

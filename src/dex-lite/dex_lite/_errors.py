@@ -177,6 +177,17 @@ class StreamTokenError(StreamError):
     """A resume or page token is not one of this Stream and Flow id."""
 
 
+class StreamLimitError(StreamError):
+    """There are as many Streams as there may be."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"there may be at most {limit} Streams, by Flow type and name. Use one name for many Flow "
+            "ids, or start the engine with a larger Limits(streams=...)"
+        )
+        self.limit = limit
+
+
 class StreamOverCapacity(StreamError):
     """One message alone is larger than the capacity of its Stream."""
 

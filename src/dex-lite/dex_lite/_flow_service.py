@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Awaitable
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -19,21 +19,22 @@ from dex_lite._errors import (
     DexLiteError,
     EngineStoppedError,
     StreamArgumentError,
+    StreamLimitError,
     StreamOverCapacity,
     StreamTokenError,
 )
 from dex_lite._machine import decide
-from dex_lite._machine.commands import RpcResult
-from dex_lite._runs import check_room
+from dex_lite._machine.commands import RpcResult, Writes
+from dex_lite._room import check_room
 from dex_lite._search_flows import search
 from dex_lite._stream_log import Message, StreamKey
 from dex_lite._time_travel import reset
 from dex_lite._timers import now_ms
 from dex_lite._wire.errors import (
-    DETAILS_KEY,
     ServiceError,
     invalid,
     long_poll_over,
+    refuse,
     unavailable,
 )
 from dex_lite._wire.limits import value_fault
@@ -46,31 +47,25 @@ _Reply = TypeVar("_Reply")
 Context: TypeAlias = Any  # a grpc.aio.ServicerContext; grpc has no types
 
 
-async def _fail(context: Context, error: ServiceError) -> NoReturn:
-    context.set_trailing_metadata(((DETAILS_KEY, error.trailer()),))
-    await context.abort(error.code, error.message)
-    raise AssertionError("abort returned")
-
-
 async def _answer(context: Context, work: Awaitable[_Reply]) -> _Reply:
     try:
         return await work
     except ServiceError as error:
-        await _fail(context, error)
+        await refuse(context, error)
     except BadRequest as error:
-        await _fail(context, invalid(str(error)))
+        await refuse(context, invalid(str(error)))
     except (StreamArgumentError, StreamTokenError) as error:
-        await _fail(context, invalid(str(error)))
-    except StreamOverCapacity as error:
-        await _fail(context, ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)))
+        await refuse(context, invalid(str(error)))
+    except (StreamOverCapacity, StreamLimitError) as error:
+        await refuse(context, ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)))
     except EngineStoppedError as error:
-        await _fail(context, unavailable(str(error)))
+        await refuse(context, unavailable(str(error)))
     except DexLiteError as error:
-        await _fail(context, unavailable(str(error)))
+        await refuse(context, unavailable(str(error)))
     except Exception as error:
         _LOGGER.exception("a client call failed inside the engine")
         internal = ServiceError(grpc.StatusCode.INTERNAL, f"the engine failed: {error!r}")
-        await _fail(context, internal)
+        await refuse(context, internal)
 
 
 class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
@@ -192,6 +187,7 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
             run = self._engine.find_open(request.flow_id, request.run_id)
             written = self._engine.reader.attributes(request.attributes)
             result = RpcResult(attributes=written.values, indexes=written.indexes)
+            check_room(run.state, self._engine.options.limits, result)
             if request.request_id not in run.state.rpc_answers:
                 turn = self._engine.turn(run)
                 decide.apply_rpc(
@@ -215,7 +211,7 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
         async def work() -> Empty:
             run = self._engine.find_open(request.flow_id, request.run_id)
             published = self._engine.reader.publications(request.messages)
-            check_room(run.state, self._engine.options.limits, published, 0)
+            check_room(run.state, self._engine.options.limits, Writes(published=published))
             turn = self._engine.turn(run)
             decide.publish(turn, published)
             await self._engine.durable(self._engine.store(run, turn))
@@ -260,7 +256,7 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
 
     async def LoadBlobs(self, request: pb.LoadBlobsRequest, context: Context) -> Any:
         # Values are always sent whole, so nobody can have the id of a blob.
-        await _fail(context, ServiceError(grpc.StatusCode.NOT_FOUND, "there is no such blob"))
+        await refuse(context, ServiceError(grpc.StatusCode.NOT_FOUND, "there is no such blob"))
 
     # Streams
 

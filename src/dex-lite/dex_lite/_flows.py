@@ -15,6 +15,7 @@ from dex_lite._machine.model import COMPLETED, RUNNING, RunState
 from dex_lite._machine.starts import run_started
 from dex_lite._machine.turn import end_of
 from dex_lite._records import RunRow
+from dex_lite._room import check_open_flows
 from dex_lite._search._fields import IndexTypeError
 from dex_lite._timers import now_ms
 from dex_lite._wire.errors import ServiceError, flow_missing, invalid
@@ -34,7 +35,7 @@ _PAGE_EVENTS = 100
 
 async def start(engine: Engine, request: pb.StartFlowRequest) -> pb.StartFlowResponse:
     """Start a run, or answer a repeated request."""
-    engine.check_running()
+    engine.check_taking()
     try:
         fact = _started(engine, request)
     except BadRequest as error:
@@ -52,7 +53,9 @@ async def start(engine: Engine, request: pb.StartFlowRequest) -> pb.StartFlowRes
             f"Flow {request.flow_id!r} was already started",
             pb.ERROR_SUB_STATUS_FLOW_ALREADY_STARTED,
         )
-    if row is not None and row.status == RUNNING:
+    if row is None or row.status != RUNNING:
+        check_open_flows(engine)
+    else:
         before = engine.runs[row.run_id]
         turn = engine.turn(before)
         decide.stop(turn, "terminate", "")
@@ -339,6 +342,13 @@ async def sync_index_types(engine: Engine, types: dict[str, int]) -> None:
     for name in types:
         if fault := name_fault("index key", name, engine.options.limits, forbidden=""):
             raise invalid(fault)
+    limit = engine.options.limits.indexes
+    if len(engine.indexes.types.keys() | types.keys()) > limit:
+        raise ServiceError(
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            f"there may be at most {limit} Attribute indexes. Use an index key for several Attributes, "
+            "or start the engine with a larger Limits(indexes=...)",
+        )
     try:
         commit = engine.indexes.register(types)
     except IndexTypeError as error:

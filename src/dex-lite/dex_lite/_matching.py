@@ -28,8 +28,6 @@ from dex_lite._worker_stream import Transport, WorkerStream
 __all__ = ["Matcher", "MatcherHost", "Slot", "StreamRefused", "Task", "Unstarted"]
 
 _SWEEP_S = 5.0
-_MAX_STREAMS_PER_WORKER = 256
-_MAX_STREAMS = 4096
 # A stream that refused although it looked free is left alone for a moment, longer each time.
 _FIRST_REST_S = 0.002
 _MAX_REST_DOUBLINGS = 7
@@ -66,10 +64,17 @@ class Matcher:
     """
 
     def __init__(
-        self, host: MatcherHost | None = None, *, eager_registration: bool = False
+        self,
+        host: MatcherHost | None = None,
+        *,
+        eager_registration: bool = False,
+        most_streams: int = 4_096,
+        most_streams_per_worker: int = 256,
     ) -> None:
         self._host = host
         self._is_eager = eager_registration
+        self._most_streams = most_streams
+        self._most_streams_per_worker = most_streams_per_worker
         self._workers: dict[str, Worker] = {}
         # By Flow type, the Worker that got a task last at the end.
         self._by_flow_type: dict[str, dict[str, Worker]] = {}
@@ -184,10 +189,17 @@ class Matcher:
         if self._is_draining:
             raise StreamRefused("the engine is stopping")
         worker = self._workers.get(worker_id)
-        if self._stream_count >= _MAX_STREAMS or (
-            worker is not None and len(worker.streams) >= _MAX_STREAMS_PER_WORKER
-        ):
-            raise StreamRefused("too many streams are open")
+        if self._stream_count >= self._most_streams:
+            raise StreamRefused(
+                f"at most {self._most_streams} streams of Workers may be open. Run fewer Workers, or "
+                "start the engine with a larger Limits(worker_streams=...)"
+            )
+        if worker is not None and len(worker.streams) >= self._most_streams_per_worker:
+            raise StreamRefused(
+                f"at most {self._most_streams_per_worker} streams of one Worker may be open. Give it "
+                "fewer Flow types or idle streams, or start the engine with a larger "
+                "Limits(streams_per_worker=...)"
+            )
         if worker is None:
             worker = self._add_worker(worker_id)
             event(logging.INFO, "worker_connected", "a Worker connected", worker_id=worker_id)

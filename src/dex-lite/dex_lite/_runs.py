@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,8 +14,6 @@ from dex_lite._machine.facts import AnyFact, decode_fact
 from dex_lite._machine.fold import fold
 from dex_lite._machine.model import RunState, Value
 from dex_lite._records import RunRow
-from dex_lite._wire.limits import Limits
-from dex_lite._wire.options import BadRequest
 from dex_lite._wire.tasks import Snapshot
 from dex_lite._worker_slot import Task, TaskSlot
 
@@ -159,18 +156,3 @@ class FactNumber(msgspec.Struct, frozen=True):
 
     last_event: int
     status: int
-
-
-def check_room(
-    state: RunState, limits: Limits, published: Iterable[tuple[str, Value]], next_steps: int
-) -> None:
-    """Refuse what would grow a Flow beyond its limits.
-
-    Raises:
-        BadRequest: The text names the limit.
-    """
-    if len(state.steps) + next_steps > limits.steps:
-        raise BadRequest(f"a Flow may have at most {limits.steps} open Steps")
-    for channel, count in Counter(channel for channel, _ in published).items():
-        if len(state.channels.get(channel, ())) + count > limits.messages:
-            raise BadRequest(f"Channel {channel!r} may hold at most {limits.messages} messages")

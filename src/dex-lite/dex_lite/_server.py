@@ -108,15 +108,20 @@ async def open_engine(
     )
     closing = contextlib.AsyncExitStack()
     try:
-        matcher = Matcher(eager_registration=options.eager_registration)
-        engine = Engine(journal, matcher, StreamLog(journal), options, meter)
+        limits = options.limits
+        matcher = Matcher(
+            eager_registration=options.eager_registration,
+            most_streams=limits.worker_streams,
+            most_streams_per_worker=limits.streams_per_worker,
+        )
+        engine = Engine(journal, matcher, StreamLog(journal, limits), options, meter)
         stop_for_good.append(engine)
         started = time.monotonic()
         engine.recover()
         recovered_s = time.monotonic() - started
         server = grpc.aio.server(
             interceptors=[
-                CallMeter(meter),
+                CallMeter(meter, limits.calls),
                 *([] if tokens is None else [TokenInterceptor(tokens)]),
             ],
             options=[
@@ -173,6 +178,7 @@ async def _shut_down(
 ) -> None:
     """Let running handlers end, then answer everybody who still waits that it is over."""
     event(logging.INFO, "engine_stopping", "the engine waits for what runs", wait_s=options.drain_s)
+    engine.begin_stop()
     await asyncio.gather(matcher.drain(options.drain_s), engine.dialer.drain(options.drain_s))
     matcher.close()
     await engine.dialer.close()

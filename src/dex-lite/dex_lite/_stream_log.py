@@ -20,9 +20,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from dex_lite._errors import StreamArgumentError, StreamOverCapacity, StreamTokenError
+from dex_lite._errors import (
+    StreamArgumentError,
+    StreamLimitError,
+    StreamOverCapacity,
+    StreamTokenError,
+)
 from dex_lite._journal import Journal
 from dex_lite._records import AddStreamMessage, PutStreamGroup, TrimStream, Write
+from dex_lite._wire.limits import Limits
 
 MAX_VALUE_BYTES = 100 << 10
 MAX_PAGE_SIZE = 1000
@@ -120,8 +126,9 @@ class _Recent(NamedTuple):
 class StreamLog:
     """All Streams of one data file; belongs to the loop."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, limits: Limits | None = None) -> None:
         """Loads the index. Blocks; for the start, after `Journal.open`."""
+        self._limits = limits or Limits()
         self._journal = journal
         self._groups: dict[tuple[str, str], _Group] = {}
         self._next_sequence = (journal.boots << BOOT_SHIFT) + 1
@@ -137,6 +144,7 @@ class StreamLog:
         cost = _check_message(key, value, source, capacity)
         writes: list[Write] = []
         group = self._groups.get(key[:2])
+        self._check_room(group, capacity)
         if group is None or group.capacity != capacity:
             group_id = len(self._groups) + 1 if group is None else group.id
             record = PutStreamGroup(group_id, key.flow_type, key.stream_name, capacity)
@@ -156,6 +164,15 @@ class StreamLog:
         for waiter in self._waiters.pop(key, ()):
             if not waiter.done():
                 waiter.set_result(None)
+
+    def _check_room(self, group: _Group | None, capacity: int) -> None:
+        limits = self._limits
+        if capacity > limits.stream_capacity:
+            raise StreamArgumentError(
+                f"a Stream's capacity may be at most {limits.stream_capacity} bytes, not {capacity}"
+            )
+        if group is None and len(self._groups) >= limits.streams:
+            raise StreamLimitError(limits.streams)
 
     async def read(self, key: StreamKey, resume_token: str, wait_s: float) -> Message | None:
         """The first message after the token (empty: the oldest), waiting for one.

@@ -18,6 +18,7 @@ from dex_lite._runs import Run
 from dex_lite._search._terms import microseconds
 from dex_lite._timers import now_ms
 from dex_lite._wire.errors import flow_missing, invalid
+from dex_lite._wire.limits import reason_fault
 
 if TYPE_CHECKING:
     from dex_lite._engine import Engine
@@ -37,6 +38,8 @@ async def reset(engine: Engine, request: pb.ResetFlowRequest) -> pb.ResetFlowRes
         ServiceError: There is no such run, or it never came to that point.
     """
     target = _target(request)
+    if fault := reason_fault(request.reason, engine.options.limits):
+        raise invalid(fault)
     row = await _row(engine, request)
     read: dict[str, RunState] = {}  # closed SubFlows that the new run waits for
     while True:

@@ -37,9 +37,12 @@ def dev(
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="The address of the metrics.")] = "127.0.0.1",
     log_format: Annotated[LogFormat | None, typer.Option(help="Log events to stderr.")] = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that running Steps have to end when it stops.")
+    ] = 10.0,
 ) -> None:
     """Serve a data file for development, until SIGINT or SIGTERM."""
-    asyncio.run(_serve(data, host, port, token_file, metrics_host, metrics_port, log_format))
+    asyncio.run(_serve(data, host, port, token_file, metrics_host, metrics_port, log_format, grace))
 
 
 async def _serve(
@@ -50,9 +53,10 @@ async def _serve(
     metrics_host: str,
     metrics_port: int | None,
     log_format: LogFormat | None,
+    grace: float,
 ) -> None:
     # Here, so that `--help` does not wait for grpc.
-    from dex_lite import open_engine
+    from dex_lite import EngineOptions, open_engine
     from dex_lite._logs import log_to
 
     if log_format is not None:
@@ -67,6 +71,7 @@ async def _serve(
         data,
         host=host,
         port=port,
+        options=EngineOptions(drain_s=grace),
         token_file=token_file,
         metrics_host=metrics_host,
         metrics_port=metrics_port,
@@ -83,5 +88,5 @@ async def _serve(
             failed.cancel()
         if not stop.is_set():
             raise failed.result()
-        print("dex-lite is stopping", flush=True)
+        print(f"dex-lite is stopping, running Steps have {grace:g} s to end", flush=True)
     print("dex-lite stopped", flush=True)

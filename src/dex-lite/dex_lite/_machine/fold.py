@@ -308,6 +308,8 @@ def _answered(state: RunState, fact: RpcAnswered) -> None:
 def _externally_deleted(state: RunState, fact: ExternallyDeleted) -> None:
     if fact.request_id:
         state.deletions_done[fact.request_id] = True
+        if len(state.deletions_done) > RPC_ANSWERS_KEPT:
+            del state.deletions_done[next(iter(state.deletions_done))]
 
 
 def _served(state: RunState, fact: ServedBy) -> None:

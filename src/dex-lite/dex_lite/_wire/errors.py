@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import grpc
 from dex.dexpb import dex_pb2 as pb
 from google.protobuf import any_pb2
@@ -46,6 +48,13 @@ class ServiceError(Exception):
         packed.Pack(response)
         status = status_pb2.Status(code=self.code.value[0], message=self.message, details=[packed])
         return bytes(status.SerializeToString())
+
+
+async def refuse(context: Any, error: ServiceError) -> NoReturn:
+    """End a call with an error, in the form that the SDK reads."""
+    context.set_trailing_metadata(((DETAILS_KEY, error.trailer()),))
+    await context.abort(error.code, error.message)
+    raise AssertionError("abort returned")
 
 
 def invalid(message: str) -> ServiceError:

@@ -18,7 +18,7 @@ from dex_lite._machine.model import (
     Value,
 )
 from dex_lite._wire.attributes import AttributeWrites, attribute_writes
-from dex_lite._wire.limits import Limits, name_fault
+from dex_lite._wire.limits import Limits, name_fault, value_fault
 from dex_lite._wire.options import NULL, BadRequest, encoded_value, movement, unique
 from dex_lite._wire.starts import flow_start, sub_flow_request
 
@@ -99,6 +99,10 @@ class ResultReader:
             close = _CLOSES[kind]
             if close == "fail":
                 message = decision.close_decision.close_input.string_value
+                if fault := value_fault(
+                    "the failure's text", decision.close_decision.close_input, self.limits
+                ):
+                    raise BadRequest(fault)
             elif decision.close_decision.HasField("close_input"):
                 value = self._output(decision.close_decision.close_input)
         self._check_decision(decision, close)
@@ -246,6 +250,13 @@ class ResultReader:
             message.timer_conditions or message.channel_conditions or message.sub_flow_conditions
         ):
             raise BadRequest("a wait needs at least one condition")
+        count = len(message.timer_conditions) + len(message.channel_conditions)
+        count += len(message.sub_flow_conditions) + len(message.condition_combinations)
+        if count > self.limits.conditions:
+            raise BadRequest(
+                f"a wait has {count} conditions and combinations, at most {self.limits.conditions} are "
+                "allowed. Wait in several Steps"
+            )
         timers = tuple(self._timer(timer) for timer in message.timer_conditions)
         channels = tuple(self._channel(channel) for channel in message.channel_conditions)
         sub_flows = tuple(

@@ -15,7 +15,7 @@ from dex_lite._machine.model import (
     StepOptions,
 )
 from dex_lite._wire.attributes import AttributeWrites
-from dex_lite._wire.limits import Limits, name_fault
+from dex_lite._wire.limits import Limits, config_fault, name_fault
 from dex_lite._wire.options import BadRequest, check_enum, movement, retry_policy, step_options
 
 _LONGEST_ADDRESS = 1_000
@@ -45,6 +45,8 @@ def flow_start(
         raise BadRequest("a start delay must not be negative")
     config = options.flow_config_override
     check_config(config)
+    if fault := config_fault(config, limits):
+        raise BadRequest(fault)
     is_async = config.step_durability == pb.STEP_DURABILITY_ASYNC
     step: Movement | None = None
     if request.start_step_type:
