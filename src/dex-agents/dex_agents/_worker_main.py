@@ -16,6 +16,7 @@ from typing import Any
 
 from dex import AsyncWorker, BlobCacheConfig, Flow, Registry, open_blob_cache
 
+from dex_agents._quiet_logs import RepeatFilter
 from dex_agents._worker import agent_worker_options, run_with_uvloop
 
 READY_LINE = "dex-agents worker ready"
@@ -147,6 +148,8 @@ def main() -> None:
         level=os.environ.get("DEX_AGENTS_LOG_LEVEL", "WARNING"),
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RepeatFilter())
     given.cache_dir.mkdir(parents=True, exist_ok=True)
     run_with_uvloop(
         serve(
