@@ -15,6 +15,9 @@ from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.auth.auth_credential import AuthCredential, AuthCredentialTypes
 from google.adk.auth.auth_tool import AuthConfig
+from google.adk.auth.credential_service.in_memory_credential_service import (
+    InMemoryCredentialService,
+)
 from google.adk.runners import InMemoryRunner
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.base_toolset import BaseToolset
@@ -24,11 +27,14 @@ from google.genai import types
 from dex_agents import (
     AgentSessionClient,
     AgentSessionFlow,
+    DeferredToolExecution,
     InterruptError,
     InvalidInputError,
     PendingInterrupt,
+    ToolEffect,
 )
 from dex_agents.testing import WorkerProcess, is_failpoint_reached, private_engine
+from dex_agents_google_adk import AdkAgentRunner
 from support.credential_agent import (
     AUTHORIZATION_SECRET,
     BalanceModel,
@@ -233,6 +239,60 @@ async def client_of(
         yield AgentSessionClient(client, flow)
     finally:
         await client.close()
+
+
+@pytest.mark.parametrize("service", [None, InMemoryCredentialService()])
+async def test_an_attempt_that_died_behind_the_exchange(
+    provider: OAuthProvider, vault: Vault, service: InMemoryCredentialService | None
+) -> None:
+    """The code is used up: the next attempt finds the token in the service, or asks again."""
+
+    def runner_of(secret: bytes) -> AdkAgentRunner:
+        return AdkAgentRunner(
+            build_agent(authorization_config(provider.url), provider.url),
+            credential_resolver=vault.resolve,
+            authorization_secret=secret,
+            credential_service=service,
+        )
+
+    def execution(answer: Any = None) -> DeferredToolExecution:
+        return DeferredToolExecution(
+            session_id="s",
+            turn_id="t1",
+            call_id="c",
+            tool_name="balance",
+            arguments={"account": "a"},
+            effect=ToolEffect.READ,
+            agent_name="root",
+            step_execution_id="CallTool-1",
+            attempt=1,
+            idempotency_key="s/t1/c",
+            answer=answer,
+        )
+
+    runner = runner_of(AUTHORIZATION_SECRET)
+    asked = (await runner.execute_deferred_tool_call(execution())).interrupt
+    assert asked is not None
+    oauth2 = asked.payload["oauth2"]
+    vault.keep("my-secret", provider.consent(oauth2["auth_uri"]))
+    given = {"reference": "my-secret", "state": oauth2["state"], "request": asked.framework_data}
+    answered = execution({"credentials": [given]})
+    if service is None:
+        # A Worker with another secret has another verifier, which the provider refuses.
+        other = (await runner_of(b"x" * 32).execute_deferred_tool_call(answered)).interrupt
+        assert other is not None
+        assert "What was given was not accepted" in other.hint
+        assert provider.refused[0] == "the verifier does not fit"
+        vault.keep("my-secret", provider.consent(oauth2["auth_uri"]))
+    assert (await runner.execute_deferred_tool_call(answered)).output == {"balance": 42}
+    again = await runner.execute_deferred_tool_call(answered)
+    assert len(provider.tokens) == 1
+    if service is not None:
+        assert again.output == {"balance": 42}
+        return
+    assert again.interrupt is not None
+    assert "What was given was not accepted" in again.interrupt.hint
+    assert again.interrupt.payload["oauth2"]["state"] != oauth2["state"]
 
 
 async def test_client_credentials_ask_nobody(
