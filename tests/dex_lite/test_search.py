@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -39,6 +40,7 @@ from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
 
 import dex_lite
+from dex_lite import EngineOptions
 from dex_lite._check import check
 from dex_lite_samples import App, serve
 from support.cli import command
@@ -416,6 +418,25 @@ async def test_a_new_index_holds_what_was_there_before_it(tmp_path: Path) -> Non
     after = Flow2(Attribute("region", str, AttributeIndex(IndexType.KEYWORD)))
     async with serve(tmp_path, after) as app:
         assert await _found(app, "region = 'north'") == ["closed", "open"]
+    _check_is_clean(tmp_path / "engine.db")
+
+
+async def test_a_deleted_run_leaves_its_indexes(tmp_path: Path) -> None:
+    """Also when it is deleted while a new index is being filled with what was there before it."""
+    before = Flow2(Attribute("region", str))
+    async with serve(tmp_path, before) as app:
+        for number in range(60):
+            options = StartFlowOptions().with_attribute(before.attributes[0], "north")
+            await app.client.start_flow(before, f"f{number}", None, options)
+            if number:
+                await app.call(before.finish, f"f{number}")
+                await app.client.wait_for_flow(f"f{number}")
+    after = Flow2(Attribute("region", str, AttributeIndex(IndexType.KEYWORD)))
+    async with serve(tmp_path, after, options=EngineOptions(retention_s=0)) as app:
+        found = [""]
+        async with asyncio.timeout(30):
+            while found != ["f0"]:
+                found = await _found(app, "region = 'north'")
     _check_is_clean(tmp_path / "engine.db")
 
 
