@@ -46,10 +46,9 @@ from dex_agents._session.records import (
     TurnState,
     message_from_json,
     message_to_json,
-    record_from_json,
-    record_to_json,
 )
 from dex_agents._session.results import fit_output, result_limit, succeeded_record
+from dex_agents._stored_record import record_from_json, record_to_json
 
 
 @pytest.mark.parametrize(

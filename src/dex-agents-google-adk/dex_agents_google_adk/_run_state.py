@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from dex_agents._contract import Json, ToolCallRecord, ToolCallStatus
+from dex_agents._contract import Json, ToolCallRecord
 from dex_agents._errors import AgentTurnError
-from dex_agents._media.reference import references_from_json
+from dex_agents._stored_record import record_from_json, record_to_json
 
 _VERSION = 1
 
@@ -65,7 +65,7 @@ class PausedCall:
         if self.response is not None:
             item["response"] = self.response
         if self.record is not None:
-            item["record"] = asdict(self.record)
+            item["record"] = record_to_json(self.record)
         if self.begun:
             item["begun"] = True
         return item
@@ -79,19 +79,9 @@ class PausedCall:
             arguments=item.get("arguments"),
             actions=item.get("actions") or {},
             response=item.get("response"),
-            record=_record(item.get("record")),
+            record=record_from_json(item["record"]) if item.get("record") else None,
             begun=bool(item.get("begun")),
         )
-
-
-def _record(item: Any) -> ToolCallRecord | None:
-    if item is None:
-        return None
-    known = {f.name for f in fields(ToolCallRecord)}
-    values = {name: value for name, value in item.items() if name in known}
-    values["status"] = ToolCallStatus(item["status"])
-    values["images"] = references_from_json(item.get("images"))
-    return ToolCallRecord(**values)
 
 
 @dataclass(frozen=True)

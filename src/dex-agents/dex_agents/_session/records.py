@@ -22,8 +22,6 @@ from dex_agents._contract import (
     MessageRole,
     RequestedToolCall,
     TokenUsage,
-    ToolCallRecord,
-    ToolCallStatus,
 )
 from dex_agents._effects import ToolEffect
 from dex_agents._media.reference import reference_to_json, references_from_json
@@ -357,20 +355,6 @@ def summary_to_json(summary: HistorySummary) -> Json:
 def summary_from_json(data: Json) -> HistorySummary:
     """From storage."""
     return HistorySummary(str(data["text"]))
-
-
-def record_to_json(record: ToolCallRecord) -> Json:
-    """For storage."""
-    return {**_shallow(record), "images": [reference_to_json(i) for i in record.images]}
-
-
-def record_from_json(data: Json) -> ToolCallRecord:
-    """From storage."""
-    special = {
-        "status": ToolCallStatus(data["status"]),
-        "images": references_from_json(data.get("images")),
-    }
-    return _known(ToolCallRecord, {**data, **special})
 
 
 def message_to_json(message: AgentMessage) -> Json:

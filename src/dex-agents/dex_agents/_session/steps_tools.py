@@ -54,8 +54,9 @@ from dex_agents._session.failures import (
 from dex_agents._session.heartbeat import StepHeartbeat, keep_alive
 from dex_agents._session.lanes import skipped_record, split_skipped, waits_first
 from dex_agents._session.notes import finished_call
-from dex_agents._session.records import CallTask, StoredInterrupt, arguments_digest, record_to_json
+from dex_agents._session.records import CallTask, StoredInterrupt, arguments_digest
 from dex_agents._session.results import result_limit, shown_output, succeeded_record
+from dex_agents._stored_record import record_to_json
 from dex_agents._tracing import SpanPlace
 
 if TYPE_CHECKING:

@@ -60,7 +60,6 @@ from dex_agents._session.records import (
     TurnState,
     message_digest,
     message_to_json,
-    record_from_json,
 )
 from dex_agents._session.steps_compact import needs_compaction
 from dex_agents._session.steps_tools import (
@@ -80,6 +79,7 @@ from dex_agents._session.turn_end import (
     store_state,
     write_header,
 )
+from dex_agents._stored_record import record_from_json
 from dex_agents._tracing import SpanPlace, describe_model_call
 
 if TYPE_CHECKING:
