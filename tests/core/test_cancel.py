@@ -262,16 +262,21 @@ async def test_an_answer_at_the_same_moment_acts_at_most_once(stages: Stages) ->
                 stage.sessions.cancel_turn(session_id),
                 return_exceptions=True,
             )
-            assert answered is None or isinstance(answered, InterruptError)
+            assert answered is None or isinstance(
+                answered, InterruptError | SessionUnavailableError
+            )
             snapshot = await stage.sessions.wait_for_turn(session_id, 1, timeout_s=TURN_S)
             assert (snapshot.status, snapshot.pending_interrupts) == ("idle", ())
-            assert snapshot.last_turn is not None and snapshot.last_turn.is_cancelled is was
+            assert snapshot.last_turn is not None
+            if isinstance(was, SessionUnavailableError):
+                was = snapshot.last_turn.is_cancelled  # the answer was lost on its way
+            assert snapshot.last_turn.is_cancelled is was
             runs = sum(call.session_id == session_id for call in stage.runner.executions)
             assert runs <= 1
             if was and runs:
                 note = await note_of(stage, session_id=session_id)
                 assert "outcome_unknown" in note or "succeeded" in note
-            if answered is not None:
+            if isinstance(answered, InterruptError):
                 assert runs == 0
 
         await asyncio.gather(*(race(f"s{n}") for n in range(12)))
