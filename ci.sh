@@ -127,10 +127,10 @@ lint() {
 
 # The suite in two parts side by side; each part's output is printed when it has ended.
 tests() {
-  local part parts=(engine product) out=.venv/tests failed=0
+  local part parts=(engine agents) out=.venv/tests failed=0
   local -A job paths=(
-    [engine]="tests/dex_lite tests/packaging"
-    [product]="tests --ignore=tests/dex_lite --ignore=tests/packaging"
+    [engine]="tests/dex_lite tests/packaging tests/core"
+    [agents]="tests --ignore=tests/dex_lite --ignore=tests/packaging --ignore=tests/core"
   )
   rm -rf "$out" && mkdir -p "$out"
   # Without job control bash starts background commands with SIGINT ignored, and tests send it.
@@ -138,7 +138,8 @@ tests() {
   trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
   for part in "${parts[@]}"; do
     # Paths without spaces, so they may be split.
-    python -m pytest -q -p no:cacheprovider --outcomes "$out/$part.json" ${paths[$part]} \
+    python -m pytest -q -p no:cacheprovider --durations=20 --durations-min=5 \
+      --outcomes "$out/$part.json" ${paths[$part]} \
       >"$out/$part.txt" 2>&1 &
     job[$part]=$!
     echo "   $part: $out/$part.txt" >&2
@@ -147,7 +148,7 @@ tests() {
     wait "${job[$part]}" || failed=1
     cat "$out/$part.txt"
   done
-  [ "$failed" = 0 ] && python -m support.requirements "$out"/engine.json "$out"/product.json
+  [ "$failed" = 0 ] && python -m support.requirements "$out"/engine.json "$out"/agents.json
 }
 
 command=${1:-all}
