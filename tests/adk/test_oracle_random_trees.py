@@ -13,7 +13,13 @@ import pytest
 
 from dex_agents._effects import ToolEffect
 from support.adk_oracle import run_plain
-from support.random_trees import Plan, leaks_branch, random_tree, random_workflow
+from support.random_trees import (
+    Plan,
+    leaks_branch,
+    random_chat_workflow,
+    random_tree,
+    random_workflow,
+)
 from support.tree_oracle import TreeWorld, compare_tree
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -63,6 +69,17 @@ async def test_random_tree(seed: int) -> None:
 @pytest.mark.parametrize("seed", _seeds(0, 40))
 async def test_random_workflow(seed: int) -> None:
     await _check(seed, random_workflow, "go", "again", repeats=1 + seed % 2)
+
+
+@pytest.mark.parametrize("seed", _seeds(0, 12))
+async def test_random_chat_node(seed: int) -> None:
+    await _check(seed, random_chat_workflow, "go", "again", "more", repeats=1 + seed % 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", _seeds(10_000, 300))
+async def test_many_random_chat_nodes(seed: int) -> None:
+    await _check(seed, random_chat_workflow, "go", "again", "more", repeats=1)
 
 
 @pytest.mark.long

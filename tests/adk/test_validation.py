@@ -52,6 +52,10 @@ def renamed(name: str) -> FunctionTool:
     return tool
 
 
+def chat() -> LlmAgent:
+    return leaf("router", sub_agents=[leaf("inner")], mode="chat")
+
+
 def child() -> LlmAgent:
     inner = leaf("inner")
     SequentialAgent(name="parent", sub_agents=[inner])
@@ -79,10 +83,18 @@ REFUSED: list[tuple[Any, str]] = [
         "'s' of Workflow 'w' is a SequentialAgent.*nested Workflow",
     ),
     (
+        lambda: Workflow(name="w", edges=[("START", leaf(sub_agents=[leaf("inner")]))]),
+        "'root' of Workflow 'w' is a LlmAgent with sub_agents.*mode='chat'",
+    ),
+    (
+        lambda: Workflow(name="w", edges=[("START", (chat(), leaf("beside")))]),
+        "'router' of Workflow 'w' has mode='chat' and sub_agents, but is not the only first node",
+    ),
+    (
         lambda: Workflow(
-            name="w", edges=[("START", leaf(sub_agents=[leaf("inner")], mode="chat"))]
+            name="o", edges=[("START", Workflow(name="w", edges=[("START", chat())]))]
         ),
-        "'root' of Workflow 'w' is a LlmAgent with sub_agents",
+        "'router' of Workflow 'w' has mode='chat' and sub_agents.*only first node of the root",
     ),
     (
         lambda: Workflow(name="w", edges=[("START", leaf("x"), FunctionTool(look))]),
@@ -172,6 +184,7 @@ def test_accepted() -> None:
     AdkAgentRunner(LoadsState(name="c", sub_agents=[leaf("x")]))
     AdkAgentRunner(SequentialAgent(name="s", sub_agents=[Custom(name="c"), leaf()]))
     AdkAgentRunner(leaf(mode="task"))
+    AdkAgentRunner(Workflow(name="w", edges=[("START", chat(), leaf("after"))]))
     AdkAgentRunner(
         Workflow(name="w", edges=[("START", leaf("x"), FunctionTool(look))]),
         tool_policies={"look": ToolPolicy(ToolEffect.READ)},

@@ -40,10 +40,20 @@ class CrashRunner:
             records=len(request.records),
         )
         if request.run_state is None:
-            call = RequestedToolCall(
-                "c", "pay", {"order": text}, ToolEffect(text.split()[0]), "approve" in text
-            )
-            return ToolCallsRequested([call], {"called": True})
+            # A model gives other ids when it is asked again; "two" asks for two calls of such ids.
+            asked = self._ledger.count("asked")
+            ids = [f"{name}{asked}" for name in "ab"] if "two" in text else ["c"]
+            calls = [
+                RequestedToolCall(
+                    call_id,
+                    "pay",
+                    {"order": text},
+                    ToolEffect(text.split()[0]),
+                    "approve" in text,
+                )
+                for call_id in ids
+            ]
+            return ToolCallsRequested(calls, {"called": True})
         answer = ",".join(str(record.status) for record in request.records)
         return TurnCompleted(
             [

@@ -112,3 +112,33 @@ async def test_an_interrupt_and_its_answer_survive_the_engine(tmp_path: Path) ->
         assert snapshot.last_turn.final_text in ("succeeded", "outcome_unknown")
         assert ledger(tmp_path).count("paid") <= 1
         await worker.stop()
+
+
+async def test_waits_of_one_response_are_stored_together_by_their_place(tmp_path: Path) -> None:
+    async with (
+        private_engine(tmp_path / "engine.db") as engine,
+        client_of(engine, tmp_path) as sessions,
+    ):
+        first = await start_worker(engine, tmp_path, ("model.after_call",))
+        await sessions.start_session("s", f"{SINGLE} two approve")
+        assert await first.wait() == -signal.SIGKILL
+        second = await start_worker(engine, tmp_path)
+        # The response that was lost has left nothing; the next one, with other ids, all it has.
+        snapshot = await sessions.wait_until_settled("s", turns_done=1, timeout_s=TURN_S)
+        waiting = snapshot.pending_interrupts
+        assert [item.interrupt_id for item in waiting] == ["t1.1.0", "t1.1.1"]
+        assert [item.tool_call_id for item in waiting] == ["a2", "b2"]
+        await sessions.resolve_interrupt("s", "t1.1.1", approved=True)
+        second.kill()
+        await second.wait()
+        third = await start_worker(engine, tmp_path)
+        (left,) = (await sessions.get_agent_snapshot("s")).pending_interrupts
+        assert (left.interrupt_id, left.tool_call_id) == ("t1.1.0", "a2")
+        await sessions.resolve_interrupt("s", "t1.1.0", approved=False)
+        snapshot = await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        assert snapshot.last_turn is not None
+        # An attempt that ran when its Worker was killed is unknown, and is never made again.
+        assert snapshot.last_turn.final_text in ("rejected,succeeded", "rejected,outcome_unknown")
+        assert ledger(tmp_path).count("paid", key="s/t1/b2") <= 1
+        assert ledger(tmp_path).count("paid", key="s/t1/a2") == 0
+        assert await third.stop() == 0

@@ -203,7 +203,7 @@ def leaks_branch(plan: Plan, events: Sequence[Any]) -> bool:
     Below a node, ADK stamps what comes behind a ParallelAgent with the branch that ended last, so
     what later agents see depends on which one that was.
     """
-    if plan.tree[0] == "workflow":
+    if plan.tree[0] in ("workflow", "chat"):
         return False
     expected = dict(_branches(plan.tree, ""))
     return any(
@@ -300,3 +300,36 @@ def random_workflow(seed: int, kinds: Sequence[str] = ("t",)) -> Plan:
 
     plan.build = build
     return plan
+
+
+class _Chats(_Trees):
+    def chat(self, depth: int) -> Any:
+        """An agent that may hand over to its sub-agents, and these to theirs."""
+        children: list[Any] = []
+        for _ in range(self.rng.randint(1, 2)):
+            kind = self.rng.random()
+            if depth and kind < 0.5:
+                children.append(self.chat(depth - 1))
+            elif kind < 0.7:
+                children.append(self.tree(1))
+            else:
+                children.append(["leaf", self.leaf()])
+        target = self.rng.choice(children)[1]
+        move = [call("transfer_to_agent", agent_name=target)] * (self.rng.random() > 0.15)
+        return ["transfer", self.leaf(*move, mixed=self.rng.random() < 0.3), 0, children]
+
+
+def random_chat_workflow(seed: int) -> Plan:
+    """A Workflow that begins with an agent of mode ``chat`` and its own sub-agents."""
+    maker = _Chats(seed, ("t",))
+    tree = maker.chat(2)
+    rest = [maker.leaf() for _ in range(maker.rng.randint(0, 2))]
+
+    def build(world: TreeWorld) -> BaseNode:
+        children = [_build_tree(world, child) for child in tree[3]]
+        first = make_llm(world, tree[1], mode="chat", sub_agents=children)
+        return Workflow(
+            name="w", edges=[("START", first, *(make_llm(world, name) for name in rest))]
+        )
+
+    return Plan(["chat", tree, rest], build, maker.scripts, _has(tree, {"parallel", "inline"}))

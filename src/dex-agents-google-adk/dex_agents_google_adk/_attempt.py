@@ -410,7 +410,8 @@ class Attempt:
         """An agent or node waits for an answer of the user."""
         for call in event.get_function_calls():
             arguments = dict(call.args or {})
-            self.inputs.append(PausedInput(call.id or "", event.author, arguments))
+            path = event.node_info.path
+            self.inputs.append(PausedInput(call.id or "", event.author, arguments, path))
         self.agent_pauses((event.author, event.branch))
 
     def tools_of(self, key: AgentKey) -> dict[str, BaseTool]:

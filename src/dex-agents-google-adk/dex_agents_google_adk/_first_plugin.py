@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
@@ -19,6 +20,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
+from google.adk.workflow import Workflow
 from google.genai import types
 
 from dex_agents._errors import AgentTurnError
@@ -38,6 +40,7 @@ from dex_agents_google_adk._effects import (
 )
 from dex_agents_google_adk._events import USER, is_resumption_marker, shown_text
 from dex_agents_google_adk._json import copy_json
+from dex_agents_google_adk._node_path import parse_node_path
 from dex_agents_google_adk._pauses import YIELD_TOOL_NAME, agent_key, put_off, yield_answer
 from dex_agents_google_adk._records import actions_of, response_of
 from dex_agents_google_adk._run_state import CallKind
@@ -102,6 +105,17 @@ class FirstPlugin(BasePlugin):
     async def before_run_callback(self, *, invocation_context: InvocationContext) -> None:
         self._attempt.invocation_id = invocation_context.invocation_id
         agent_states.restore(invocation_context, self._attempt.descendants)
+
+    async def before_agent_callback(
+        self, *, agent: BaseAgent, callback_context: CallbackContext
+    ) -> types.Content | None:
+        if not self._tree.knows(agent):
+            raise AgentTurnError(
+                f"agent {agent.name!r} stands nowhere in the tree as it is, so the Steps of its tools "
+                "could not find it; it did not run. Name it in dynamic_agents when you build the "
+                "Flow, and run that very object or its clone()"
+            )
+        return None
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
@@ -175,8 +189,10 @@ class FirstPlugin(BasePlugin):
         tools = self._attempt.tools_of(key)
         called = [call.name for call in event.get_function_calls()]
         if INPUT_CALL in called and INPUT_CALL not in tools:
+            self._check_path(event)
             self._attempt.asks_input(event)
         elif called:
+            self._check_path(event)
             _make_call_ids_unique(event)
             control = {name for name, tool in tools.items() if is_control_tool(tool)}
             self._unmark_long_running(event, set(tools) - control)
@@ -187,6 +203,15 @@ class FirstPlugin(BasePlugin):
             if response is not None and response.tasks and not response.mixed:
                 self._attempt.agent_ends(key)
         return None
+
+    def _check_path(self, event: Event) -> None:
+        """What waits is known by the path of its node."""
+        visits = parse_node_path(event.node_info.path)
+        if not visits and isinstance(self._tree.root, Workflow):
+            raise AgentTurnError(
+                f"ADK gave the calls of {event.author!r} no node path, so the Workflow could not go "
+                "on from them"
+            )
 
     def _unmark_long_running(self, event: Event, deferrable: set[str]) -> None:
         # ADK would take the mark for a pause of its own, and not replay the event's calls.

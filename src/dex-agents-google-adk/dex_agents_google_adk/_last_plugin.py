@@ -118,11 +118,6 @@ class LastPlugin(BasePlugin):
                 f"tool {tool.name!r} of agent {agent.name!r} was called in no response that the "
                 f"session knows of; it did not run"
             )
-        if self._tree.find_llm_agent(agent.name) is None:
-            raise AgentTurnError(
-                f"agent {agent.name!r} stands nowhere in the tree, so the Step of its tool "
-                f"{tool.name!r} could not find it; name it in dynamic_agents"
-            )
         try:
             return await self._answer_or_put_off(agent, response, tool, tool_args, tool_context)
         except Exception as error:

@@ -46,6 +46,7 @@ def call_of(question: PausedInput) -> RequestedToolCall:
         effect=ToolEffect.READ,
         requires_approval=False,
         agent_name=question.author,
+        node_path=question.node_path,
         hint=interrupt.hint,
         interrupt=interrupt,
     )

@@ -137,19 +137,21 @@ class PausedInput:
         call_id: Id of ADK's call, which the answer names.
         author: The agent or node that asks.
         arguments: ADK's arguments: message, payload and schema of the answer.
+        node_path: ADK's path of the node that asks, or empty.
     """
 
     call_id: str
     author: str
     arguments: dict[str, Json]
+    node_path: str = ""
 
     def to_json(self) -> Json:
-        return [self.call_id, self.author, self.arguments]
+        return [self.call_id, self.author, self.arguments, self.node_path]
 
     @staticmethod
     def from_json(item: Any) -> PausedInput:
-        call_id, author, arguments = item
-        return PausedInput(call_id, author, arguments)
+        call_id, author, arguments, *path = item  # an older release stored no path
+        return PausedInput(call_id, author, arguments, *path)
 
 
 @dataclass(frozen=True)

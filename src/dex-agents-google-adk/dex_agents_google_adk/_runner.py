@@ -130,6 +130,7 @@ class AdkAgentRunner:
         authorization_secret: bytes | None = None,
     ) -> None:
         app, tree = _validation.checked_app(agent, dynamic_agents, resumable_agents)
+        tree.freeze()
         catalog = ToolSourceCatalog(
             tuple(tool_sources or ()), tool_source_listing_timeout, taken_tool_names(tree)
         )

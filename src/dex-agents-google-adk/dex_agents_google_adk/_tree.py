@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.workflow import Workflow
 from google.adk.workflow._base_node import BaseNode, _walk_static_nodes
+
+from dex_agents._errors import AgentTurnError
+from dex_agents_google_adk._node_path import parse_node_path
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,10 @@ class AgentTree:
                 if id(node) not in seen:
                     seen.add(id(node))
                     yield node
+
+    def freeze(self) -> None:
+        """Count only agents that are there now; others that an application adds later do not run."""
+        self._agents_by_name  # noqa: B018  computed once
 
     def llm_agents(self) -> Iterator[LlmAgent]:
         """Every agent with a model."""
@@ -75,12 +83,44 @@ class AgentTree:
         Args:
             node_path: ADK's path of the run, such as ``outer@1/inner@1/review@1``; decides between
                 agents of one name in different Workflows.
+
+        Raises:
+            AgentTurnError: The path is none, or several agents of the name fit it equally well.
         """
+        names = [visit.name for visit in parse_node_path(node_path)]
         candidates = self._llm_agents_by_name.get(name, ())
-        if len(candidates) < 2 or not node_path:
+        if len(candidates) < 2:
             return candidates[0] if candidates else None
-        names = [segment.split("@")[0] for segment in node_path.split("/")]
-        return max(candidates, key=lambda agent: _likeness(self._static_path(agent), names))
+        likeness = {
+            number: _likeness(self._static_path(agent), names)
+            for number, agent in enumerate(candidates)
+        }
+        best = [number for number, value in likeness.items() if value == max(likeness.values())]
+        if len(best) > 1:
+            raise AgentTurnError(
+                f"{len(best)} agents are named {name!r}, and the node path {node_path!r} does not say "
+                "which one this is; give them names of their own"
+            )
+        return candidates[best[0]]
+
+    def knows(self, agent: BaseAgent) -> bool:
+        """Whether an agent that runs is one of the tree, or a copy that ADK made of it.
+
+        A copy has the very same tools, model and so on; one that was made by hand and changed has
+        not, and its Steps would find those of its namesake.
+        """
+        return any(
+            type(known) is type(agent) and _definition(known) == _definition(agent)
+            for known in self._agents_by_name.get(agent.name, ())
+        )
+
+    @cached_property
+    def _agents_by_name(self) -> dict[str, Sequence[BaseAgent]]:
+        found: dict[str, list[BaseAgent]] = {}
+        for node in self.nodes():
+            if isinstance(node, BaseAgent):
+                found.setdefault(node.name, []).append(node)
+        return dict(found)
 
     @cached_property
     def _llm_agents_by_name(self) -> dict[str, Sequence[LlmAgent]]:
@@ -91,6 +131,14 @@ class AgentTree:
 
     def _static_path(self, agent: LlmAgent) -> list[str]:
         return _path_to(self.root, agent, set()) or [agent.name]
+
+
+def _definition(agent: BaseAgent) -> tuple[int, ...]:
+    """What makes an agent what it does, by identity."""
+    parts: list[Any] = [agent.before_agent_callback, agent.after_agent_callback]
+    if isinstance(agent, LlmAgent):
+        parts += [agent.model, agent.instruction, agent.output_schema, *agent.tools]
+    return tuple(map(id, parts))
 
 
 def _path_to(node: BaseNode, target: BaseNode, seen: set[int]) -> list[str] | None:

@@ -16,7 +16,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.base_toolset import BaseToolset
 from google.adk.tools.function_tool import FunctionTool
 from google.adk.workflow import Workflow
-from google.adk.workflow._base_node import BaseNode, _walk_static_nodes
+from google.adk.workflow._base_node import START, BaseNode, _walk_static_nodes
 from google.adk.workflow._tool_node import _ToolNode
 
 from dex_agents._effects import ToolEffect, ToolPolicy
@@ -149,16 +149,33 @@ def _check_custom_agent(agent: BaseAgent, resumable_agents: Collection[str]) -> 
         )
 
 
-def _check_workflow(workflow: Workflow) -> None:
+def _check_workflow(workflow: Workflow, *, is_root: bool = True) -> None:
     for node in workflow._iter_static_children():
-        if isinstance(node, _COMPOSITES) or (isinstance(node, BaseAgent) and node.sub_agents):
+        if isinstance(node, Workflow):
+            _check_workflow(node, is_root=False)
+        elif isinstance(node, LlmAgent) and node.sub_agents and node.mode == "chat":
+            if not is_root or not _is_only_start(workflow, node):
+                raise ValueError(
+                    f"Node {node.name!r} of Workflow {workflow.name!r} has mode='chat' and "
+                    f"sub_agents, but is not the only first node of the root Workflow. Elsewhere ADK "
+                    f"loses its place between the nodes that run beside or around it; make it the "
+                    f"only first node of the root, or make the sub-agents nodes."
+                )
+        elif isinstance(node, _COMPOSITES) or (isinstance(node, BaseAgent) and node.sub_agents):
             raise ValueError(
                 f"Node {node.name!r} of Workflow {workflow.name!r} is a {type(node).__name__} with "
                 f"sub_agents. ADK runs what such a node hands over twice, inside the node and from "
-                f"the Workflow; make the sub-agents nodes, or use a nested Workflow."
+                f"the Workflow; make the sub-agents nodes, use a nested Workflow, or give the first "
+                f"node, if it is an LlmAgent, mode='chat'."
             )
-        if isinstance(node, Workflow):
-            _check_workflow(node)
+
+
+def _is_only_start(workflow: Workflow, node: BaseNode) -> bool:
+    graph = workflow.graph
+    if graph is None:
+        return False
+    first = [edge.to_node.name for edge in graph.edges if edge.from_node.name == START.name]
+    return first == [node.name]
 
 
 def _check_code_executor(agent: LlmAgent) -> None:

@@ -386,6 +386,7 @@ class _TurnAttempt:
                 effect=call.effect,
                 requires_approval=call.requires_approval,
                 agent_name=response.agent_name,
+                node_path=response.node_path,
                 interrupt=call.interrupt,
                 framework_data={
                     "branch": response.branch,

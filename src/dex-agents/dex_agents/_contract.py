@@ -142,6 +142,7 @@ class RequestedToolCall:
         is_ordered_write: Such calls of one response run one at a time in the model's order; once
             one has not succeeded, the later ones are recorded as skipped.
         interrupt: Set if the call runs no tool but waits for an answer, which becomes its output.
+        node_path: Where in the framework's graph the agent runs, or empty; shown to who answers.
     """
 
     call_id: str
@@ -158,6 +159,7 @@ class RequestedToolCall:
     retry_interval_s: int | None = None
     maximum_retry_interval_s: int | None = None
     is_ordered_write: bool = False
+    node_path: str = ""
 
 
 @dataclass(frozen=True)

@@ -322,6 +322,7 @@ class StoredInterrupt:
     answer: dict[str, Json] | None = None
     payload: Json = None
     response_schema: Json = None
+    node_path: str = ""
 
     @property
     def is_pending(self) -> bool:

@@ -377,6 +377,7 @@ def stored_interrupt(task: CallTask) -> StoredInterrupt:
         deadline_ms=task.deadline_ms,
         payload=asked.payload if asked else None,
         response_schema=asked.response_schema if asked else None,
+        node_path=task.call.node_path,
     )
 
 

@@ -30,6 +30,8 @@ class PendingInterrupt:
         payload: What is shown besides, such as the early value of a long-running tool, or which
             credential is asked for.
         response_schema: JSON Schema that an answer must fit, or ``None``.
+        node_path: Where in the agent graph it is asked, such as ``outer@1/review@2`` of ADK; empty if
+            the framework gives no path there.
     """
 
     interrupt_id: str
@@ -45,6 +47,7 @@ class PendingInterrupt:
     deadline: datetime | None = None
     payload: Json = None
     response_schema: Json = None
+    node_path: str = ""
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,7 @@ def _interrupt(data: Json) -> PendingInterrupt:
         deadline=_time(data["deadline_ms"]),
         payload=data.get("payload"),
         response_schema=data.get("response_schema"),
+        node_path=data.get("node_path", ""),
     )
 
 
