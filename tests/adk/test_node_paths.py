@@ -15,13 +15,13 @@ from google.adk.events.request_input import RequestInput
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import BaseNode, JoinNode, Workflow, node
 
-from adk.test_waits import pending, session
 from dex_agents import AgentTurnError, ToolEffect, ToolPolicy
 from dex_agents_google_adk import AdkAgentRunner
 from dex_agents_google_adk._node_path import NodeVisit, parse_node_path
 from dex_agents_google_adk._tree import AgentTree
 from support.adk_oracle import Driver, call, run_plain, text
 from support.tree_oracle import TreeLlm, TreeWorld, compare_tree
+from support.waiting import pending, session
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
