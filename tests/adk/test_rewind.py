@@ -168,3 +168,41 @@ async def test_a_turn_whose_history_is_gone_is_no_target(tmp_path: Path) -> None
         await say(sessions, f"message 14 {BULK}")
         assert "message 13 " not in json.dumps(world.requests_of("root")[-1])
         assert "message 12 " in json.dumps(world.requests_of("root")[-1])
+
+
+def with_task(world: Any) -> LlmAgent:
+    """A root that hands a task to an agent, which talks to the user for several turns."""
+    helper = LlmAgent(name="sub", model=TreeLlm(world=world), mode="task", description="helps")
+    return LlmAgent(name="root", model=TreeLlm(world=world), sub_agents=[helper])
+
+
+TASK_TURNS: Sequence[Turn] = (
+    ("one", {"root": [text("hello")]}),
+    ("two", {"root": [[call("sub", request="do it")]], "sub": [text("which one?")]}),
+    ("three", {"sub": [text("and which size?")]}),
+    ("four", {"sub": [[call("finish_task", result="ok")]], "root": [text("all done")]}),
+)
+
+
+@pytest.mark.parametrize("target", [2, 3, 4])
+@pytest.mark.parametrize("how", ["rewind", "fork"])
+async def test_a_task_that_was_open_then_is_open_again(
+    tmp_path: Path, how: str, target: int
+) -> None:
+    kept = TASK_TURNS[: target - 1]
+    after: Turn = ("after", {"root" if target == 2 else "sub": [text("going on")]})
+    world = TreeWorld(scripts_of([*TASK_TURNS, after]))
+    flow = adk_agent_session_flow(with_task(world), flow_type=f"Task{how}")
+    async with (
+        private_engine(tmp_path / "e.db") as engine,
+        serve(engine.address, flow, tmp_path) as sessions,
+    ):
+        await talk(sessions, [message for message, _ in TASK_TURNS])
+        if how == "rewind":
+            await sessions.rewind("s", f"t{target}")
+        else:
+            await sessions.fork_session("s", "f", before_turn_id=f"t{target}")
+        await say(sessions, "after", "s" if how == "rewind" else "f")
+    plain = TreeWorld(scripts_of([*kept, after]))
+    await run_plain(with_task, plain, [message for message, _ in (*kept, after)])
+    assert canonical(list(world.asked[-1])) == canonical(list(plain.asked[-1]))
