@@ -337,7 +337,7 @@ def test_a_wait_without_a_path_is_an_error() -> None:
     from google.adk.events.event import Event
 
     from dex_agents_google_adk._attempt import Attempt
-    from dex_agents_google_adk._plugins import FirstPlugin
+    from dex_agents_google_adk._first_plugin import FirstPlugin
     from support.adk_oracle import LiveEvents
 
     world = TreeWorld({})

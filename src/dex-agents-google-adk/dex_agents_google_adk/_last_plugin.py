@@ -40,7 +40,6 @@ from dex_agents_google_adk._json import to_json
 from dex_agents_google_adk._pauses import agent_key, put_off, yield_answer
 from dex_agents_google_adk._questions import question_of
 from dex_agents_google_adk._source_tools import OfferedTool, SourceTools
-from dex_agents_google_adk._tree import AgentTree
 
 LAST_PLUGIN_NAME = "dex_agents_last"
 
@@ -52,7 +51,6 @@ class LastPlugin(BasePlugin):
         self,
         attempt: Attempt,
         resolver: PolicyResolver,
-        tree: AgentTree,
         images: ImageLoader,
         sources: SourceTools,
     ) -> None:
@@ -61,7 +59,6 @@ class LastPlugin(BasePlugin):
         self._images = images
         self._attempt = attempt
         self._resolver = resolver
-        self._tree = tree
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest

@@ -253,7 +253,7 @@ class _TurnAttempt:
             plugins=[
                 FirstPlugin(attempt, request.events, setup.tree),
                 *setup.app.plugins,
-                LastPlugin(attempt, setup.resolver, setup.tree, setup.images, setup.sources),
+                LastPlugin(attempt, setup.resolver, setup.images, setup.sources),
             ],
             context_cache_config=setup.app.context_cache_config,
             events_compaction_config=attempt_config(setup.app, setup.tree, attempt, self._session),
