@@ -50,7 +50,7 @@ REQUIRES = {
 }
 EXTRAS = {
     "dex-lite": {"metrics"},
-    "dex-agents": {"ag-ui", "otel", "s3", "testing", "uvloop"},
+    "dex-agents": {"ag-ui", "connectors", "mcp", "otel", "s3", "testing", "uvloop"},
     "dex-agents-google-adk": {"demo"},
 }
 SCRIPTS = {

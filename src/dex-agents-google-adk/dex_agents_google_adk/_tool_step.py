@@ -26,6 +26,7 @@ from dex_agents._errors import ToolNotStartedError
 from dex_agents._media.reference import ImageReference
 from dex_agents_google_adk._actions import actions_to_json
 from dex_agents_google_adk._adk_compat import invocation_of
+from dex_agents_google_adk._adk_workarounds import mcp_errors
 from dex_agents_google_adk._adk_workarounds.tool_threads import own_threads
 from dex_agents_google_adk._artifacts import SessionArtifacts
 from dex_agents_google_adk._idempotency import IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY
@@ -125,10 +126,11 @@ async def _result(
 async def _run(
     setup: RunnerSetup, tool: BaseTool, arguments: dict[str, Any], context: ToolContext
 ) -> Any:
+    run_async = mcp_errors.run_of(tool)
     if not setup.runs_in_thread(tool.name):
-        return await tool.run_async(args=arguments, tool_context=context)
+        return await run_async(args=arguments, tool_context=context)
     with own_threads():
-        return await tool.run_async(args=arguments, tool_context=context)
+        return await run_async(args=arguments, tool_context=context)
 
 
 def _context(setup: RunnerSetup, call: DeferredToolExecution) -> ToolContext:

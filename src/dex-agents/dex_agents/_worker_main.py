@@ -24,6 +24,7 @@ _CACHE_BYTES = 64 * 1024 * 1024
 _READY_WITHIN_S = 30
 _CONNECT_WITHIN_S = 5.0
 _CONNECT_EVERY_S = 0.5
+_CLEAN_UP_WITHIN_S = 10.0
 _LOGGER = logging.getLogger("dex_agents")
 
 
@@ -88,6 +89,19 @@ async def serve(
         await asyncio.gather(serving, registered, stopped, return_exceptions=True)
         await worker.close()
         cache.close()
+        await _let_cancelled_tasks_end()
+
+
+async def _let_cancelled_tasks_end() -> None:
+    """Give tasks that clean up after a cancellation the time to do so.
+
+    The end of the loop cancels everything once more. A task that is just ending the process of an
+    MCP server would be cut off, and leave that process, or hang.
+    """
+    cleaning = {task for task in asyncio.all_tasks() if task.cancelling()}
+    cleaning.discard(asyncio.current_task())
+    if cleaning:
+        await asyncio.wait(cleaning, timeout=_CLEAN_UP_WITHIN_S)
 
 
 async def _wait_for_engine(server_address: str, stopping: asyncio.Event) -> bool:

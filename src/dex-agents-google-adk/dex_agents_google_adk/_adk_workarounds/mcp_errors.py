@@ -1,0 +1,40 @@
+"""ADK turns every failure of an MCP call into a result, so that a write that may have run looks like
+one that failed. In a tool Step the call's effect must decide.
+
+Steps aside when ADK's ``McpTool`` no longer has the base class whose ``run_async`` raises.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from google.adk.tools.base_authenticated_tool import BaseAuthenticatedTool
+from google.adk.tools.base_tool import BaseTool
+
+_MODULE = "google.adk.tools.mcp_tool.mcp_tool"
+_LOST = ("CONNECTION_CLOSED", "REQUEST_TIMEOUT")
+
+
+def run_of(tool: BaseTool) -> Callable[..., Awaitable[Any]]:
+    """The tool's ``run_async``; for an MCP tool one that raises when the outcome is not known."""
+    module = sys.modules.get(_MODULE)  # MCP is optional in ADK
+    kind = getattr(module, "McpTool", None)
+    if kind is None or type(tool) is not kind or not isinstance(tool, BaseAuthenticatedTool):
+        return tool.run_async
+
+    async def run_async(*, args: dict[str, Any], tool_context: Any) -> Any:
+        import mcp
+        import mcp_types
+
+        try:
+            # The confirmation that McpTool asks for itself was given before the Step began.
+            return await BaseAuthenticatedTool.run_async(tool, args=args, tool_context=tool_context)
+        except mcp.MCPError as error:
+            if error.code in [getattr(mcp_types, name) for name in _LOST]:
+                raise
+            # The server's own answer, in ADK's words.
+            return {"error": f"MCP tool execution failed: {error}"}
+
+    return run_async

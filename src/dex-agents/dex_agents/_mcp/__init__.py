@@ -1,0 +1,1 @@
+"""One MCP server as a tool source."""

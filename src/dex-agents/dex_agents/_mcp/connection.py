@@ -1,0 +1,137 @@
+"""One connection to an MCP server for all sessions of a process.
+
+The client library ties a connection to the task that opened it: it must be closed there, too. So a
+task of its own holds it open, and everybody else only sends requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from mcp import Client, MCPError
+from mcp_types import CONNECTION_CLOSED
+
+from dex_agents._mcp.servers import McpServer, redacted
+
+_LOGGER = logging.getLogger("dex_agents")
+_T = TypeVar("_T")
+_UNWIND_S = 10.0  # the client library ends a server that does not end by itself within 4 s
+
+
+class McpConnectionError(ConnectionError):
+    """The server cannot be reached, or the connection to it broke."""
+
+
+class McpConnection:
+    """Connects when it is first needed, and again after the connection broke.
+
+    It belongs to one event loop. When the loop ends, so does the task that holds the connection,
+    and with it the server's process.
+
+    Args:
+        server: Where the server is.
+        connect_timeout_s: Longest time until it has answered for the first time.
+    """
+
+    def __init__(self, server: McpServer, connect_timeout_s: float) -> None:
+        self._server = server
+        self._connect_timeout_s = connect_timeout_s
+        self._client: asyncio.Future[Client] | None = None
+        self._broken = asyncio.Event()
+        self._open_requests = 0
+        self._holders: set[asyncio.Task[None]] = set()  # this one, and those that still clean up
+
+    async def client(self) -> Client:
+        """The open connection.
+
+        Raises:
+            McpConnectionError: The server did not answer in time, or refused.
+        """
+        if self._client is None:
+            self._client = asyncio.get_running_loop().create_future()
+            self._broken = asyncio.Event()
+            holder = asyncio.create_task(
+                self._hold(self._client, self._broken), name=f"mcp {self._server.place}"
+            )
+            self._holders.add(holder)
+            holder.add_done_callback(self._holders.discard)
+        pending = self._client
+        # Not cancelled with its caller: one that gives up must not take the connection from the
+        # others. Bounded on top of the holder's own limit, which a library may swallow.
+        await asyncio.wait({pending}, timeout=self._connect_timeout_s + _UNWIND_S)
+        if not pending.done():
+            self._drop(pending)
+            raise McpConnectionError(f"{self._server.place} cannot be reached: it does not answer")
+        return pending.result()
+
+    async def request(self, send: Callable[[Client], Awaitable[_T]]) -> _T:
+        """Send one request.
+
+        Raises:
+            McpConnectionError: There is no connection; nothing was sent.
+            MCPError: The server's error, or that the connection broke.
+        """
+        client = await self.client()
+        used = self._client
+        self._open_requests += 1
+        try:
+            return await send(client)
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                self._drop(used)
+            raise
+        finally:
+            self._open_requests -= 1
+
+    def drop_if_idle(self) -> None:
+        """Connect anew next time, unless a request of somebody else is on its way."""
+        if not self._open_requests:
+            self._drop(self._client)
+
+    async def close(self) -> None:
+        """Close the connection and wait for the end of the server's process.
+
+        It is opened again when it is needed.
+        """
+        self._drop(self._client)
+        if self._holders:
+            await asyncio.wait(set(self._holders))
+
+    def _drop(self, client: asyncio.Future[Client] | None) -> None:
+        if client is not None and self._client is client:
+            self._client = None
+            self._broken.set()
+
+    async def _hold(self, client: asyncio.Future[Client], broken: asyncio.Event) -> None:
+        try:
+            async with asyncio.timeout(self._connect_timeout_s) as limit:
+                # cache=None: what the server lists now is what counts.
+                async with Client(self._server.transport(), cache=None) as connected:
+                    limit.reschedule(None)
+                    client.set_result(connected)
+                    await broken.wait()
+        except asyncio.CancelledError:
+            _fail(client, McpConnectionError("the connection was closed"))
+            raise
+        except (Exception, BaseExceptionGroup) as error:
+            why = self._explain(error)
+            _LOGGER.warning("no connection to %s: %s", self._server.place, why)
+            _fail(client, McpConnectionError(f"{self._server.place} cannot be reached: {why}"))
+        finally:
+            self._drop(client)
+
+    def _explain(self, error: BaseException) -> str:
+        if isinstance(error, TimeoutError):
+            return f"it did not answer within {self._connect_timeout_s:g} s"
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        return redacted(f"{type(error).__name__}: {error}", self._server.secrets)
+
+
+def _fail(client: asyncio.Future[Client], error: Exception) -> None:
+    if not client.done():
+        client.set_exception(error)
+        client.exception()  # perhaps nobody waits for it any more

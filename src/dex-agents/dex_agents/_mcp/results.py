@@ -1,0 +1,57 @@
+"""What an MCP server's answer to a call becomes."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from mcp_types import AudioContent, CallToolResult, EmbeddedResource, ImageContent, TextContent
+
+from dex_agents._contract import Json, ToolExecutionResult
+from dex_agents._media.reference import ImageReference, MediaStore
+
+
+async def to_result(result: CallToolResult, store: MediaStore | None) -> ToolExecutionResult:
+    """The structured value if there is one, else the texts; images go to the store.
+
+    Raises:
+        Exception: The store does not take an image.
+    """
+    images: list[ImageReference] = []
+    texts: list[str] = []
+    for block in result.content:
+        if isinstance(block, TextContent):
+            texts.append(block.text)
+        elif isinstance(block, ImageContent) and store is not None:
+            images.append(await store.put_image(_decoded(block.data)))
+        else:
+            texts.append(_described(block))
+    output: Json = result.structured_content
+    if output is None:
+        output = "\n".join(texts)
+    return ToolExecutionResult(output, images=images)
+
+
+def error_text(result: CallToolResult) -> str:
+    """What the server says about a call that failed."""
+    texts = [block.text for block in result.content if isinstance(block, TextContent)]
+    return "\n".join(texts) or "the MCP server reported a failure without a text"
+
+
+def _decoded(data: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError("the MCP server sent an image that is no base64") from error
+
+
+def _described(block: object) -> str:
+    if isinstance(block, ImageContent | AudioContent):
+        return f"({block.type} of type {block.mime_type} was left out)"
+    if isinstance(block, EmbeddedResource):
+        text = getattr(block.resource, "text", None)
+        if isinstance(text, str):
+            return text
+        return f"(resource {block.resource.uri} was left out)"
+    uri = getattr(block, "uri", None)
+    return f"(link to {uri})" if uri is not None else f"({type(block).__name__} was left out)"

@@ -1,0 +1,118 @@
+"""Where an MCP server is, and what of that must never be shown."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from mcp import StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+
+REDACTED = "***"
+
+
+@dataclass(frozen=True)
+class StdioServer:
+    """A server that runs as a child process and talks on its stdin and stdout.
+
+    Attributes:
+        command: The program.
+        args: Its arguments.
+        env: More environment variables; their values never show up in errors and logs.
+        cwd: Its working folder; this process's by default.
+    """
+
+    command: str
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cwd: str | None = None
+
+    @property
+    def place(self) -> str:
+        """What errors call it."""
+        return f"the program {self.command}"
+
+    @property
+    def secrets(self) -> Collection[str]:
+        """Texts that must not be shown."""
+        return tuple(self.env.values())
+
+    def transport(self) -> AbstractAsyncContextManager[Any]:
+        """A new connection."""
+        return stdio_client(
+            StdioServerParameters(
+                command=self.command, args=list(self.args), env=dict(self.env), cwd=self.cwd
+            )
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class HttpServer:
+    """A server that speaks streamable HTTP.
+
+    Attributes:
+        url: Its address. Whatever logs requests logs it, so it must not hold a secret.
+        headers: Sent with every request; their values never show up in errors and logs.
+
+    Raises:
+        ValueError: The address is none, or holds a user name or password.
+    """
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"HttpServer({self.place!r})"
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("HttpServer.url must be an http or https address with a host")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError(
+                "HttpServer.url holds a user name or password, which logs would show; put an "
+                "Authorization header into headers instead"
+            )
+
+    @property
+    def place(self) -> str:
+        """What errors call it."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}{parts.path}"
+
+    @property
+    def secrets(self) -> Collection[str]:
+        """Texts that must not be shown."""
+        found = list(self.headers.values())
+        for value in self.headers.values():
+            scheme, _, token = value.partition(" ")
+            if token and scheme.lower() in ("bearer", "basic", "token"):
+                found.append(token)
+        if query := urlsplit(self.url).query:
+            found.append(query)
+        return found
+
+    @asynccontextmanager
+    async def transport(self) -> AsyncIterator[Any]:
+        """A new connection."""
+        async with (
+            create_mcp_http_client(headers=dict(self.headers)) as client,
+            streamable_http_client(self.url, http_client=client) as streams,
+        ):
+            yield streams
+
+
+McpServer = StdioServer | HttpServer
+
+
+def redacted(text: str, secrets: Collection[str]) -> str:
+    """The text without any of the secrets."""
+    # The longest first: one secret may be part of another.
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, REDACTED)
+    return text

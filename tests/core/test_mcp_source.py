@@ -1,0 +1,266 @@
+"""An MCP server as a tool source, against real servers over both transports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dex_agents import (
+    DeferredToolExecution,
+    LocalDirectoryMediaStore,
+    ToolEffect,
+    ToolExecutionError,
+    ToolNotStartedError,
+    ToolPolicy,
+    ToolSource,
+)
+from dex_agents.mcp import HttpServer, McpToolSource, StdioServer
+from dex_agents.testing import Ledger
+from support.ports import free_port, wait_for_port
+from support.polling import until
+
+SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
+SECRET = "s3cret-token"
+PATH = os.pathsep.join(p or os.getcwd() for p in sys.path)
+NO_SERVER: Any = "http://x"
+SOON = timedelta(seconds=1)
+
+
+def stdio(folder: Path) -> StdioServer:
+    env = {"PYTHONPATH": PATH, "NOTES_TOKEN": SECRET}
+    return StdioServer(sys.executable, [str(SERVER), str(folder)], env=env)
+
+
+def execution(name: str, effect: ToolEffect = ToolEffect.READ, **arguments: Any) -> Any:
+    return DeferredToolExecution(
+        "s", "t1", "c1", name, arguments, effect, "root", "CallTool-1", 1, "s/t1/c1"
+    )
+
+
+def children() -> list[Any]:
+    return list(psutil.Process().children(recursive=True))
+
+
+async def no_children() -> None:
+    """Until every child process is gone."""
+    await until(lambda: not children())
+
+
+@contextlib.asynccontextmanager
+async def http_server(folder: Path, port: int) -> AsyncIterator[HttpServer]:
+    command = [sys.executable, str(SERVER), str(folder), str(port)]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": PATH})
+    try:
+        await wait_for_port(port)
+        yield HttpServer(f"http://127.0.0.1:{port}/mcp", {"Authorization": f"Bearer {SECRET}"})
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(params=["stdio", "http"])
+async def source(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[McpToolSource]:
+    store = LocalDirectoryMediaStore(tmp_path / "media")
+    async with contextlib.AsyncExitStack() as stack:
+        server: Any = stdio(tmp_path)
+        if request.param == "http":
+            server = await stack.enter_async_context(http_server(tmp_path, free_port()))
+        yield await stack.enter_async_context(McpToolSource("notes", server, media_store=store))
+    await no_children()
+
+
+async def test_lists_and_calls(source: McpToolSource, tmp_path: Path) -> None:
+    assert isinstance(source, ToolSource)
+    listed = {tool.name: tool for tool in await source.list_tools()}
+    assert list(source.cached_tools()) == list(listed.values())
+    assert listed["read"].description == "Read a note."
+    assert listed["read"].input_schema["required"] == ["text"]
+    effects = {name: source.build_tool_call(name, {}).effect for name in listed}
+    assert effects["read"] is effects["both"] is ToolEffect.READ
+    assert effects["put"] is ToolEffect.IDEMPOTENT_WRITE
+    assert effects["add"] is ToolEffect.UNCLASSIFIED
+    results = await asyncio.gather(
+        *(
+            source.execute_deferred_tool_call(execution("read", text=str(number)))
+            for number in range(20)
+        )
+    )
+    assert [r.output for r in results] == [{"result": f"read {n}"} for n in range(20)]
+    result = await source.execute_deferred_tool_call(execution("structured", text="abc"))
+    assert result.output == {"text": "abc", "size": 3}
+    drawn = await source.execute_deferred_tool_call(execution("draw"))
+    assert [image.mime_type for image in drawn.images] == ["image/png"]
+    with pytest.raises(ToolExecutionError, match=r"fail: no \*\*\*$"):
+        await source.execute_deferred_tool_call(execution("fail", text="no"))
+    with pytest.raises(ToolExecutionError, match="Unknown tool"):
+        await source.execute_deferred_tool_call(execution("nothing"))
+    key = await source.execute_deferred_tool_call(execution("key"))
+    assert key.output == {"result": "s/t1/c1"}
+    assert Ledger(tmp_path / "ledger.jsonl").count("started") == 1
+
+
+async def test_one_connection_and_one_listing_for_those_who_ask_together(tmp_path: Path) -> None:
+    async with McpToolSource("notes", stdio(tmp_path)) as source:
+        listings = await asyncio.gather(*(source.list_tools() for _ in range(20)))
+        assert all(listing == listings[0] for listing in listings)
+        assert len(children()) == 1
+    await no_children()
+
+
+async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
+    async with McpToolSource("notes", stdio(tmp_path)) as source:
+        hanging = asyncio.create_task(
+            source.execute_deferred_tool_call(execution("hang", text="x"))
+        )
+        with pytest.raises(ConnectionError, match="Connection closed"):
+            await source.execute_deferred_tool_call(execution("die", text="x"))
+        with pytest.raises(ConnectionError, match="Connection closed"):
+            await hanging
+        result = await source.execute_deferred_tool_call(execution("read", text="x"))
+        assert result.output == {"result": "read x"}
+        assert Ledger(tmp_path / "ledger.jsonl").count("started") == 2
+        assert len(children()) == 1
+    await no_children()
+
+
+async def test_a_caller_that_gives_up_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    async with McpToolSource("notes", stdio(tmp_path)) as source:
+        gives_up = asyncio.create_task(source.list_tools())
+        stays = asyncio.create_task(source.list_tools())
+        await asyncio.sleep(0)
+        gives_up.cancel()
+        assert await stays
+        hanging = asyncio.create_task(
+            source.execute_deferred_tool_call(execution("hang", text="x"))
+        )
+        ledger = Ledger(tmp_path / "ledger.jsonl")
+        await until(lambda: ledger.count("hang"))
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+        result = await source.execute_deferred_tool_call(execution("read", text="x"))
+        assert result.output == {"result": "read x"}
+        assert ledger.count("started") == 1
+    await no_children()
+
+
+async def test_a_silent_server_is_given_up_and_ended(tmp_path: Path) -> None:
+    (tmp_path / "silent").touch()
+    source = McpToolSource("notes", stdio(tmp_path), connect_timeout=SOON, list_timeout=SOON)
+    start = time.monotonic()
+    with pytest.raises(ConnectionError, match=r"did not (answer|list its tools) within 1 s"):
+        await source.list_tools()
+    assert time.monotonic() - start < 30
+    await no_children()
+    (tmp_path / "silent").unlink()
+    async with McpToolSource("notes", stdio(tmp_path)) as source:
+        assert await source.list_tools()
+
+
+@pytest.mark.parametrize("kind", ["refused", "deaf", "no program"])
+async def test_an_unreachable_server_is_bounded(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        if kind == "no program":
+            server: Any = StdioServer(str(tmp_path / "none"), env={"TOKEN": SECRET})
+        elif kind == "refused":
+            address = f"http://127.0.0.1:{free_port()}/mcp?key={SECRET}"
+            server = HttpServer(address, {"Authorization": f"Bearer {SECRET}"})
+        else:
+            deaf = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            server = HttpServer(f"http://127.0.0.1:{deaf.getsockname()[1]}/mcp")
+        source = McpToolSource("notes", server, connect_timeout=SOON, list_timeout=SOON)
+        with caplog.at_level(logging.WARNING):
+            with pytest.raises(ConnectionError, match=r"cannot be reached|did not list") as caught:
+                await source.list_tools()
+            with pytest.raises(ToolNotStartedError):
+                await source.execute_deferred_tool_call(execution("add", ToolEffect.UNCLASSIFIED))
+            with pytest.raises(ConnectionError):
+                await source.execute_deferred_tool_call(execution("read"))
+        assert SECRET not in f"{caught.value} {caplog.text} {server!r}"
+    await no_children()
+
+
+def test_the_loop_ends_the_servers_process(tmp_path: Path) -> None:
+    """Without a ``close``: as when a Worker ends."""
+    source = McpToolSource("notes", stdio(tmp_path))
+
+    async def use() -> None:
+        await source.list_tools()
+        assert len(children()) == 1
+
+    for _ in range(2):
+        asyncio.run(use())
+        assert children() == []
+
+
+def test_names() -> None:
+    server = StdioServer("none")
+    source = McpToolSource("n", server, tools=["b", "a"], tool_name_prefix="n_")
+    assert (source.source_name, source.declared_tool_names) == ("n", ("n_a", "n_b"))
+    assert McpToolSource("n", server).declared_tool_names == ()
+
+
+async def test_selected_and_prefixed_tools_with_policies(tmp_path: Path) -> None:
+    policies = {
+        "add": ToolPolicy(ToolEffect.READ),
+        "read": ToolPolicy(ToolEffect.IDEMPOTENT_WRITE, requires_approval=True),
+    }
+    async with McpToolSource(
+        "notes",
+        stdio(tmp_path),
+        tools=["add", "read", "put"],
+        tool_name_prefix="notes_",
+        tool_policies=policies,
+        call_timeout=SOON,
+    ) as source:
+        names = [tool.name for tool in await source.list_tools()]
+        assert sorted(names) == ["notes_add", "notes_put", "notes_read"]
+        calls = {name: source.build_tool_call(name, {}) for name in names}
+        assert calls["notes_add"].effect is ToolEffect.READ
+        assert not calls["notes_add"].is_ordered_write
+        assert calls["notes_read"].needs_approval
+        assert calls["notes_put"].is_ordered_write
+        assert source.tool_call_step_options("notes_add").timeout == SOON
+        result = await source.execute_deferred_tool_call(execution("notes_add", text="x"))
+        assert result.output == {"result": "added x"}
+    await no_children()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: HttpServer("ftp://x"), "must be an http or https address"),
+        (lambda: HttpServer(f"http://me:{SECRET}@x/"), "holds a user name or password"),
+        (lambda: McpToolSource("n", NO_SERVER), "must be a StdioServer or HttpServer"),
+        (lambda: McpToolSource("n", StdioServer("x"), tools="ab"), "not one text"),
+        (
+            lambda: McpToolSource(
+                "n", StdioServer("x"), tools=["a"], tool_policies={"b": ToolPolicy(ToolEffect.READ)}
+            ),
+            "names 'b', which tools does not offer",
+        ),
+        (
+            lambda: McpToolSource("n", StdioServer("x"), connect_timeout=timedelta(0)),
+            "connect_timeout must be a whole number",
+        ),
+    ],
+)
+def test_refused_arguments(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        make()
+    assert SECRET not in str(caught.value)
