@@ -1,0 +1,1 @@
+"""Reviewed operations of connectors as a tool source."""
