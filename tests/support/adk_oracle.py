@@ -382,6 +382,7 @@ async def run_plain(
     *,
     run_config: RunConfig | None = None,
     artifact_service: Any = None,
+    memory_service: Any = None,
     state: dict[str, Any] | None = None,
 ) -> PlainResult:
     """Run the agent as any ADK application does."""
@@ -396,6 +397,7 @@ async def run_plain(
         app=app,
         session_service=sessions,
         artifact_service=artifact_service or InMemoryArtifactService(),
+        memory_service=memory_service,
     )
     for message in messages:
         content = types.Content(role="user", parts=[types.Part(text=message)])
@@ -468,6 +470,7 @@ async def compare(
         messages,
         run_config=run_config,
         artifact_service=artifact_services[0],
+        memory_service=runner_arguments.get("memory_service"),
     )
     world = World(script)
     runner = AdkAgentRunner(

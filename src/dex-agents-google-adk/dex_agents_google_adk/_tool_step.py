@@ -26,7 +26,7 @@ from dex_agents._errors import ToolNotStartedError
 from dex_agents._media.reference import ImageReference
 from dex_agents_google_adk._actions import actions_to_json
 from dex_agents_google_adk._adk_compat import invocation_of
-from dex_agents_google_adk._adk_workarounds import mcp_errors
+from dex_agents_google_adk._adk_workarounds import agent_tool_pauses, mcp_errors
 from dex_agents_google_adk._adk_workarounds.tool_threads import own_threads
 from dex_agents_google_adk._artifacts import SessionArtifacts
 from dex_agents_google_adk._idempotency import IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY
@@ -118,9 +118,11 @@ async def _result(
             images.append(await setup.images.store.put_image(blob.data or b""))
     elif blobs and not remaining:
         remaining = f"({len(blobs)} images were left out: the session has no media store)"
-    return ToolExecutionResult(
-        output=to_json(remaining), framework_data=framework_data, images=images
-    )
+    output = to_json(remaining)
+    if isinstance(output, dict) and not isinstance(remaining, dict):
+        # ADK wraps whatever is no dict, such as a pydantic model, before it becomes JSON.
+        output = {"result": output}
+    return ToolExecutionResult(output=output, framework_data=framework_data, images=images)
 
 
 async def _run(
@@ -128,9 +130,12 @@ async def _run(
 ) -> Any:
     run_async = mcp_errors.run_of(tool)
     if not setup.runs_in_thread(tool.name):
-        return await run_async(args=arguments, tool_context=context)
-    with own_threads():
-        return await run_async(args=arguments, tool_context=context)
+        result = await run_async(args=arguments, tool_context=context)
+    else:
+        with own_threads():
+            result = await run_async(args=arguments, tool_context=context)
+    agent_tool_pauses.check_result(tool, result)
+    return result
 
 
 def _context(setup: RunnerSetup, call: DeferredToolExecution) -> ToolContext:
