@@ -30,8 +30,8 @@ from dex_agents.testing import (
     read_step_history,
     step_shape,
 )
-from support.ports import free_port, wait_for_port
 from support.polling import until
+from support.ports import free_port, wait_for_port
 
 TURN_S = 90.0
 KINDS = ["source", "toolset"]

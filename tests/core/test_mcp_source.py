@@ -29,8 +29,8 @@ from dex_agents import (
 )
 from dex_agents.mcp import HttpServer, McpToolSource, StdioServer
 from dex_agents.testing import Ledger
-from support.ports import free_port, wait_for_port
 from support.polling import until
+from support.ports import free_port, wait_for_port
 
 SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
 SECRET = "s3cret-token"
