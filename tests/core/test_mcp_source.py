@@ -195,6 +195,26 @@ async def test_an_unreachable_server_is_bounded(
     await no_children()
 
 
+async def test_an_http_server_that_goes_and_comes_back(tmp_path: Path) -> None:
+    port = free_port()
+    async with contextlib.AsyncExitStack() as stack:
+        async with http_server(tmp_path, port) as server:
+            source = McpToolSource("notes", server)
+            stack.push_async_callback(source.close)
+            assert await source.list_tools()
+            hanging = asyncio.create_task(
+                source.execute_deferred_tool_call(execution("hang", text="x"))
+            )
+            await until(lambda: Ledger(tmp_path / "ledger.jsonl").count("hang"))
+        with pytest.raises(ConnectionError):
+            await hanging
+        with pytest.raises(ConnectionError, match="cannot be reached"):
+            await source.list_tools()
+        async with http_server(tmp_path, port):
+            result = await source.execute_deferred_tool_call(execution("read", text="x"))
+            assert result.output == {"result": "read x"}
+
+
 def test_the_loop_ends_the_servers_process(tmp_path: Path) -> None:
     """Without a ``close``: as when a Worker ends."""
     source = McpToolSource("notes", stdio(tmp_path))

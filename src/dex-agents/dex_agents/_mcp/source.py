@@ -157,6 +157,12 @@ class McpToolSource:
             raise McpConnectionError(
                 f"{self._server.place} could not list its tools: {self._redacted(error)}"
             ) from None
+        except McpConnectionError:
+            raise
+        except Exception as error:
+            raise McpConnectionError(
+                f"{self._server.place} could not list its tools: {self._redacted(error)}"
+            ) from None
         selected = self._selected
         tools = [tool for tool in found if selected is None or tool.name in selected]
         self._known.update((tool.name, tool) for tool in tools)
@@ -229,6 +235,11 @@ class McpToolSource:
             if error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
                 raise McpConnectionError(f"{self._server.place}: {text}") from None
             raise ToolExecutionError(text) from None
+        except McpConnectionError:
+            raise
+        except Exception as error:
+            # Whatever the client library raises may show where it connects to and how.
+            raise McpConnectionError(f"{self._server.place}: {self._redacted(error)}") from None
         if result.is_error:
             raise ToolExecutionError(redacted(error_text(result), self._server.secrets))
         return await to_result(result, self._store)
@@ -244,5 +255,6 @@ class McpToolSource:
     def _shown(self, tool: Tool) -> SourceTool:
         return SourceTool(self._prefix + tool.name, tool.description or "", tool.input_schema)
 
-    def _redacted(self, error: MCPError) -> str:
-        return redacted(str(error), self._server.secrets)
+    def _redacted(self, error: Exception) -> str:
+        text = str(error) if isinstance(error, MCPError) else f"{type(error).__name__}: {error}"
+        return redacted(text, self._server.secrets)

@@ -49,7 +49,8 @@ asked = AttributeMap("asked", bytes)
 that an answer whose confirmation was lost can be given again.
 """
 unapproved = AttributeMap("unapproved", bytes)
-"""An empty mark for each interrupt: its call has provably not started. Small, unlike those."""
+"""An empty mark for each call that has provably not started: one that a person has not approved, or
+an ordered write whose turn has not come."""
 
 accepted = AttributeMap("accepted", bytes)
 """User messages that no turn was opened for yet, by digest of their id."""
