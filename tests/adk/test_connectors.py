@@ -44,6 +44,7 @@ from support.ledger_connector import CONNECTOR_ID, REFERENCE, Books, operations
 from support.serving import serve
 
 TURN_S = 90.0
+LONG = pytest.mark.long
 UNKNOWN = {"error": OUTCOME_UNKNOWN_TOOL_RESULT}
 SKIPPED = (
     "The tool call failed: The tool did not run: an earlier write of the same response did not "
@@ -173,10 +174,14 @@ async def test_a_safe_mutation_is_repeated_with_its_call_id(tmp_path: Path) -> N
     ("answer", "expected", "arrived"),
     [
         ("uncertain", UNKNOWN, 1),
-        ("broken", UNKNOWN, 1),
+        pytest.param("broken", UNKNOWN, 1, marks=LONG),
         ("rejected", {"error": "The tool call failed: the ledger says rejected"}, 1),
-        ("retry", {"error": "The tool call failed: the ledger says retry"}, 1),
-        ("defect", {"error": "The tool call failed: the ledger says defect"}, 1),
+        pytest.param(
+            "retry", {"error": "The tool call failed: the ledger says retry"}, 1, marks=LONG
+        ),
+        pytest.param(
+            "defect", {"error": "The tool call failed: the ledger says defect"}, 1, marks=LONG
+        ),
         (
             "unreachable",
             {
@@ -218,8 +223,8 @@ async def test_a_rejected_write_skips_the_later_one(tmp_path: Path) -> None:
     ("tool", "failpoint", "entries", "expected"),
     [
         ("transfer", "connector.dispatched", 1, "call_id"),
-        ("transfer", "connector.completed", 1, "call_id"),
-        ("pay", "connector.dispatched", 0, "error"),
+        pytest.param("transfer", "connector.completed", 1, "call_id", marks=LONG),
+        pytest.param("pay", "connector.dispatched", 0, "error", marks=LONG),
         ("pay", "connector.completed", 1, "error"),
     ],
 )
@@ -263,6 +268,7 @@ async def test_a_worker_that_is_killed_around_the_request(
             assert place.arrivals("transfer")[-1] == (2, True)
 
 
+@pytest.mark.long
 async def test_a_release_that_withdraws_a_tool_in_mid_turn(tmp_path: Path) -> None:
     async with place_of(tmp_path, build_flow(tmp_path), is_served=False) as place:
         workers = []

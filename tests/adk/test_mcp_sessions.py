@@ -35,6 +35,7 @@ from support.ports import free_port, wait_for_port
 
 TURN_S = 90.0
 KINDS = ["source", "toolset"]
+QUICK = ["source", pytest.param("toolset", marks=pytest.mark.long)]
 
 
 class Place:
@@ -161,7 +162,7 @@ async def test_hints_and_results_over_http(kind: str, tmp_path: Path) -> None:
         server.wait()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK)
 async def test_a_list_that_changes_over_a_restart_in_mid_turn(kind: str, tmp_path: Path) -> None:
     (tmp_path / "tools.json").write_text('["read", "put", "add"]')
     async with place_of(tmp_path, kind=kind) as place:
@@ -221,7 +222,7 @@ async def test_a_worker_that_stops_while_it_ends_a_silent_server(kind: str, tmp_
         await until(lambda: not place.servers())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("source", marks=pytest.mark.long), "toolset"])
 async def test_a_server_that_dies_in_a_write(kind: str, tmp_path: Path) -> None:
     async with place_of(tmp_path, kind=kind) as place:
         worker = await place.worker()

@@ -120,6 +120,7 @@ async def test_one_connection_and_one_listing_for_those_who_ask_together(tmp_pat
     await no_children()
 
 
+@pytest.mark.long
 async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
     async with McpToolSource("notes", stdio(tmp_path)) as source:
         hanging = asyncio.create_task(
@@ -157,6 +158,7 @@ async def test_a_caller_that_gives_up_takes_nothing_from_the_others(tmp_path: Pa
     await no_children()
 
 
+@pytest.mark.long
 async def test_a_silent_server_is_given_up_and_ended(tmp_path: Path) -> None:
     (tmp_path / "silent").touch()
     source = McpToolSource("notes", stdio(tmp_path), connect_timeout=SOON, list_timeout=SOON)
@@ -195,6 +197,7 @@ async def test_an_unreachable_server_is_bounded(
     await no_children()
 
 
+@pytest.mark.long
 async def test_an_http_server_that_goes_and_comes_back(tmp_path: Path) -> None:
     port = free_port()
     async with contextlib.AsyncExitStack() as stack:
@@ -215,6 +218,7 @@ async def test_an_http_server_that_goes_and_comes_back(tmp_path: Path) -> None:
             assert result.output == {"result": "read x"}
 
 
+@pytest.mark.long
 def test_the_loop_ends_the_servers_process(tmp_path: Path) -> None:
     """Without a ``close``: as when a Worker ends."""
     source = McpToolSource("notes", stdio(tmp_path))
@@ -235,6 +239,7 @@ def test_names() -> None:
     assert McpToolSource("n", server).declared_tool_names == ()
 
 
+@pytest.mark.long
 async def test_selected_and_prefixed_tools_with_policies(tmp_path: Path) -> None:
     policies = {
         "add": ToolPolicy(ToolEffect.READ),

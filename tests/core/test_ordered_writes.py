@@ -216,6 +216,7 @@ async def test_an_unknown_outcome_of_a_read_is_a_failure_and_final(stages: Stage
     assert (runner.log, runner.records[0].error) == (["look"], "it started task 7")
 
 
+@pytest.mark.long
 async def test_a_call_has_its_own_attempts_and_time_limit(stages: Stages) -> None:
     async def run(call: DeferredToolExecution) -> Any:
         if call.tool_name == "slow":
