@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dex_agents import _failpoints
 from dex_agents._connectors.operation import ConnectionReference
-from dex_agents._contract import Json, ToolCheckpoint
+from dex_agents._contract import Json, StepCheckpoint
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "https://superdurable.dev/dex-connectors/call-id/v1")
 _FENCE = "connector_fence"
@@ -43,7 +43,7 @@ class ConnectorCall:
     arguments: Mapping[str, Json]
     attempt: int
     may_have_left: bool
-    _checkpoint: ToolCheckpoint = field(repr=False)
+    _checkpoint: StepCheckpoint = field(repr=False)
     _is_dispatched: bool = False
 
     @property
