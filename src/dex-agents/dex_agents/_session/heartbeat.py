@@ -16,6 +16,8 @@ _T = TypeVar("_T")
 
 MAX_CHECKPOINT_BYTES = 8 * 1024
 MAX_MODEL_CHECKPOINT_BYTES = 64 * 1024
+_QUICK_TURNS = 100
+_LOOK_EVERY_S = 0.002
 _TURNS_UNTIL_SENT = 8  # the SDK's output queue, its reader, its writer, the transport
 
 
@@ -52,7 +54,8 @@ class StepHeartbeat:
                 f"{self._max_bytes}; keep a reference instead"
             )
         self._value = encoded
-        await self.send()
+        await self.beat()
+        await self._wait_until_written()
         _failpoints.reach("checkpoint.kept", self._context.flow_id)
 
     async def beat(self) -> None:
@@ -75,6 +78,22 @@ class StepHeartbeat:
         await self.beat()
         for _ in range(_TURNS_UNTIL_SENT):
             await asyncio.sleep(0)
+
+    async def _wait_until_written(self) -> None:
+        """Wait until the newest frame has left for the engine, where it outlives this process.
+
+        The SDK writes one frame after the other and takes the next when the one before is written.
+        So a frame more is sent, and has been taken when the queue is empty.
+        """
+        queue = getattr(getattr(self._context, "_output_emitter", None), "queue", None)
+        if not isinstance(queue, asyncio.Queue):
+            await self.send()  # another SDK: as well as it goes without looking into it
+            return
+        await self.beat()
+        turns = 0
+        while not queue.empty():
+            turns += 1
+            await asyncio.sleep(0 if turns < _QUICK_TURNS else _LOOK_EVERY_S)
 
 
 async def keep_alive(
