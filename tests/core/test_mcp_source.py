@@ -137,6 +137,14 @@ async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
     await no_children()
 
 
+async def test_a_server_that_dies_at_its_start_gets_a_second_chance(tmp_path: Path) -> None:
+    (tmp_path / "stillborn").touch()
+    async with McpToolSource("notes", stdio(tmp_path)) as source:
+        assert await source.list_tools()
+        assert not (tmp_path / "stillborn").exists()
+    await no_children()
+
+
 async def test_a_caller_that_gives_up_takes_nothing_from_the_others(tmp_path: Path) -> None:
     async with McpToolSource("notes", stdio(tmp_path)) as source:
         gives_up = asyncio.create_task(source.list_tools())

@@ -99,6 +99,9 @@ TOOLS: dict[str, Any] = {
 
 def main() -> None:
     """Serve until stdin ends or SIGTERM."""
+    if (FOLDER / "stillborn").exists():
+        (FOLDER / "stillborn").unlink()
+        os._exit(1)
     LEDGER.record("started", pid=os.getpid())
     wanted = FOLDER / "tools.json"
     names = json.loads(wanted.read_text()) if wanted.exists() else list(TOOLS)

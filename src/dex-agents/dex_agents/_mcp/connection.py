@@ -18,7 +18,8 @@ from dex_agents._mcp.servers import McpServer, redacted
 
 _LOGGER = logging.getLogger("dex_agents")
 _T = TypeVar("_T")
-_UNWIND_S = 10.0  # the client library ends a server that does not end by itself within 4 s
+# A second try may time out, too, and the client library ends a server that stays within 4 s.
+_UNWIND_S = 20.0
 
 
 class McpConnectionError(ConnectionError):
@@ -107,12 +108,13 @@ class McpConnection:
 
     async def _hold(self, client: asyncio.Future[Client], broken: asyncio.Event) -> None:
         try:
-            async with asyncio.timeout(self._connect_timeout_s) as limit:
-                # cache=None: what the server lists now is what counts.
-                async with Client(self._server.transport(), cache=None) as connected:
-                    limit.reschedule(None)
-                    client.set_result(connected)
-                    await broken.wait()
+            try:
+                await self._connect(client, broken)
+            except (Exception, BaseExceptionGroup) as error:
+                if client.done() or isinstance(error, TimeoutError):
+                    raise
+                # Nothing was sent yet. A process that a busy Worker forks may die before it runs.
+                await self._connect(client, broken)
         except asyncio.CancelledError:
             _fail(client, McpConnectionError("the connection was closed"))
             raise
@@ -122,6 +124,14 @@ class McpConnection:
             _fail(client, McpConnectionError(f"{self._server.place} cannot be reached: {why}"))
         finally:
             self._drop(client)
+
+    async def _connect(self, client: asyncio.Future[Client], broken: asyncio.Event) -> None:
+        async with asyncio.timeout(self._connect_timeout_s) as limit:
+            # cache=None: what the server lists now is what counts.
+            async with Client(self._server.transport(), cache=None) as connected:
+                limit.reschedule(None)
+                client.set_result(connected)
+                await broken.wait()
 
     def _explain(self, error: BaseException) -> str:
         if isinstance(error, TimeoutError):
