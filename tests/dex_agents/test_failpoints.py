@@ -39,7 +39,16 @@ def run(folder: Path, failpoints: Sequence[str], **env: str) -> tuple[int, list[
 
 @pytest.mark.parametrize(
     "name,passed",
-    [("a", 0), ("a#2", 1), ("a@two", 1), ("a@two#2", 3), ("b@two", 2), ("a#4", 4)],
+    [
+        ("a", 0),
+        ("a#2", 1),
+        ("a@two", 1),
+        ("a@two#2", 3),
+        ("b@two", 2),
+        ("a#4", 4),
+        ("*@two#2", 2),
+        ("*@two#3", 3),
+    ],
 )
 def test_a_place_kills_at_its_time_once(tmp_path: Path, name: str, passed: int) -> None:
     assert run(tmp_path, [name]) == (-signal.SIGKILL, list(PLACES[:passed]))

@@ -2,11 +2,12 @@
 
 ``DEX_AGENTS_FAILPOINTS`` is a list of ``PLACE[@SESSION][#N]=ACTION``, divided by commas: what
 happens when a process gets to that place, of that session only, for the N-th time (the first, by
-default). ``kill`` is a SIGKILL of the process itself, ``kill*3`` of the first three that get there;
-``kill:FILE`` one of the process whose id the file holds, for example the engine, after which this
-one goes on. A marker file in ``DEX_AGENTS_FAILPOINT_DIR``, named as the left side, keeps it from
-happening again in any process that shares the folder. ``DEX_AGENTS_FAILPOINT_LOG`` names a file that
-gets a line ``PLACE SESSION`` for every place passed.
+default); ``*`` as the place counts all places of a session. ``kill`` is a SIGKILL of the process
+itself, ``kill*3`` of the first three that get there; ``kill:FILE`` one of the process whose id the
+file holds, for example the engine, after which this one goes on. A marker file in
+``DEX_AGENTS_FAILPOINT_DIR``, named as the left side, keeps it from happening again in any process
+that shares the folder. ``DEX_AGENTS_FAILPOINT_LOG`` names a file that gets a line ``PLACE SESSION``
+for every place passed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def reach(place: str, session_id: str = "") -> None:
         return
     if _LOG:
         _append(_LOG, f"{place} {session_id}\n")
-    for name in (place, f"{place}@{session_id}"):
+    for name in (place, f"{place}@{session_id}", f"*@{session_id}"):
         _passed[name] += 1
         numbered = f"{name}#{_passed[name]}"
         candidates = (name, numbered) if _passed[name] == 1 else (numbered,)

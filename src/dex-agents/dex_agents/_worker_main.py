@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ def build_flows(name: str, data_dir: Path | None) -> list[Flow[Any]]:
     function = getattr(importlib.import_module(module_name), function_name, None)
     if not callable(function):
         raise ValueError(f"module {module_name!r} has no function {function_name!r}")
+    return call_builder(function, data_dir)
+
+
+def call_builder(function: Callable[..., Any], data_dir: Path | None) -> list[Flow[Any]]:
+    """Call a function that builds one Flow or several; see :func:`build_flows`."""
     positional = [
         parameter
         for parameter in inspect.signature(function).parameters.values()
@@ -48,6 +54,7 @@ def build_flows(name: str, data_dir: Path | None) -> list[Flow[Any]]:
     if data_dir is not None and positional:
         built = function(data_dir)
     elif any(parameter.default is parameter.empty for parameter in positional):
+        name = f"{function.__module__}:{function.__qualname__}"
         raise ValueError(f"{name} wants a data folder, and this Worker was started without one")
     else:
         built = function()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dex_agents.testing._compare import CrashReport, CrashRow
 from dex_agents.testing._engine import PrivateEngine, private_engine
+from dex_agents.testing._explore import explore_crashes
 from dex_agents.testing._failpoints import failpoint_env, is_failpoint_reached
 from dex_agents.testing._history import StepRow, read_step_history, read_step_shape, step_shape
 from dex_agents.testing._ledger import Ledger
@@ -18,6 +20,9 @@ from dex_agents.testing._script import (
 from dex_agents.testing._worker_process import WorkerProcess
 
 __all__ = [
+    "CrashReport",
+    "CrashRow",
+    "explore_crashes",
     "Approve",
     "PlayedSession",
     "Reject",

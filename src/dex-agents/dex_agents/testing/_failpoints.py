@@ -12,7 +12,8 @@ def failpoint_env(failpoints: Sequence[str], marker_dir: str | os.PathLike[str])
 
     Args:
         failpoints: Names such as ``"tool.after_call"``; ``"tool.after_call@order-7#2"`` is the
-            second time in session ``order-7``. ``"NAME=kill*3"`` kills the first three processes
+            second time in session ``order-7``, ``"*@order-7#3"`` the third place of any name there.
+            ``"NAME=kill*3"`` kills the first three processes
             that get there, ``"NAME=kill:FILE"`` the process whose id the file
             holds instead, such as ``PrivateEngine.pid_file``.
         marker_dir: Where a file remembers a place that has killed, so that each does it once over

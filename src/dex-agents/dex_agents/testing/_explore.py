@@ -1,0 +1,248 @@
+"""Plays a session again and again, with a kill at each place where one may hurt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
+
+from dex_agents._session.client import AgentSessionClient
+from dex_agents._session.flow import AgentSessionFlow
+from dex_agents._session.views import PendingInterrupt
+from dex_agents._worker_main import build_flows, call_builder
+from dex_agents.testing._compare import CrashReport, Run, compare_runs, read_run
+from dex_agents.testing._engine import PrivateEngine, private_engine
+from dex_agents.testing._failpoints import is_failpoint_reached
+from dex_agents.testing._ledger import Ledger
+from dex_agents.testing._script import UserAnswer, approve_all, play_session
+from dex_agents.testing._worker_process import WorkerProcess
+
+_LOG = "failpoints.log"
+_MOST_PLACES = 500
+
+
+async def explore_crashes(
+    flow: str | Callable[..., Any],
+    messages: Sequence[str],
+    *,
+    answer: Callable[[PendingInterrupt], UserAnswer] = approve_all,
+    ledger: str = "ledger.jsonl",
+    repeatable: Collection[str] = (),
+    asked: str = "asked",
+    ignore: Collection[str] = (),
+    kill: Literal["worker", "engine"] = "worker",
+    places: Callable[[str], bool] = lambda place: True,
+    data_dir: str | os.PathLike[str] | None = None,
+    timeout_s: float = 60.0,
+) -> CrashReport:
+    """Play a session once, then once for every durable boundary with a SIGKILL there, and compare.
+
+    Each run is a session of its own, on a real engine and in a Worker process. The model must answer
+    from the request alone, as any process may have to go on with the session.
+
+    Args:
+        flow: A function at the top level of a module that builds the Flow, or
+            ``"module:function"``; called with the data folder as a ``Path`` if it takes an
+            argument.
+        messages: What the user sends, one turn each.
+        answer: What a person answers to an interrupt.
+        ledger: Name of the file in the data folder to which the tools write what they did with
+            :class:`Ledger`, one entry an execution.
+        repeatable: Names of entries that a kill may repeat: those of reads and idempotent writes.
+        asked: Name of the entries that hold what a model was asked, if it writes any.
+        ignore: Fields of entries that are other ones in every run, such as times.
+        kill: Which process dies.
+        places: Chooses among the places of ``dex_agents.testing.failpoint_env``.
+        data_dir: The data folder; a temporary one by default.
+        timeout_s: For each run, in seconds.
+
+    Raises:
+        ValueError: ``flow`` builds no or several Flows, or cannot be imported by another process.
+        RuntimeError: The undisturbed run failed, or the engine cannot be killed.
+        TimeoutError: A run took longer than ``timeout_s``; the text names its place.
+    """
+    name, python_path = _importable(flow)
+    with _folder(data_dir) as folder:
+        explorer = _Explorer(
+            name,
+            python_path,
+            _build(flow, folder),
+            folder,
+            messages,
+            answer,
+            folder / ledger,
+            asked,
+            ignore,
+            timeout_s,
+        )
+        async with explorer.serve(kill) as (sessions, engine):
+            reference = await explorer.play_undisturbed(sessions)
+            rows = []
+            for number, place in enumerate(explorer.passed(_session_id(0)), start=1):
+                if places(place.partition("#")[0]):
+                    async with _restarting(engine, kill == "engine"):
+                        run = await explorer.play_killed(sessions, number)
+                    met = explorer.passed(_session_id(number))[number - 1 : number]
+                    rows.append(compare_runs((met or [place])[0], run, reference, repeatable))
+            return CrashReport(rows)
+
+
+def _session_id(number: int) -> str:
+    """Of the run that is killed at its place of this number; the first place has number 1."""
+    return f"crash-run-{number}"
+
+
+def _failpoint(number: int) -> str:
+    return f"*@{_session_id(number)}#{number}"
+
+
+@contextlib.contextmanager
+def _folder(given: str | os.PathLike[str] | None) -> Iterator[Path]:
+    if given is not None:
+        os.makedirs(given, exist_ok=True)
+        yield Path(given)
+        return
+    with tempfile.TemporaryDirectory(prefix="dex-explore-") as made:
+        yield Path(made)
+
+
+def _build(flow: str | Callable[..., Any], folder: Path) -> AgentSessionFlow:
+    """The Flow for the client."""
+    built = build_flows(flow, folder) if isinstance(flow, str) else call_builder(flow, folder)
+    flows = [found for found in built if isinstance(found, AgentSessionFlow)]
+    if len(flows) != 1:
+        raise ValueError(f"{flow} must build one AgentSessionFlow, it built {len(flows)}")
+    return flows[0]
+
+
+def _importable(flow: str | Callable[..., Any]) -> tuple[str, list[str]]:
+    if isinstance(flow, str):
+        return flow, []
+    module, name = flow.__module__, flow.__qualname__
+    if "." in name or "<" in name:
+        raise ValueError(f"flow must be a function at the top level of a module, got {name}")
+    if module != "__main__":
+        return f"{module}:{name}", []
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None:
+        raise ValueError("flow is a function of a program without a file; put it into a module")
+    return f"{Path(file).stem}:{name}", [str(Path(file).resolve().parent)]
+
+
+@dataclass(frozen=True)
+class _Explorer:
+    flow: str
+    python_path: Sequence[str]
+    client_flow: AgentSessionFlow
+    folder: Path
+    messages: Sequence[str]
+    answer: Callable[[PendingInterrupt], UserAnswer]
+    ledger: Path
+    asked: str
+    ignore: Collection[str]
+    timeout_s: float
+
+    async def play_undisturbed(self, sessions: AgentSessionClient) -> Run:
+        """The reference."""
+        run = await self._play(sessions, _session_id(0))
+        if failed := [error for error in run.errors if error]:
+            raise RuntimeError(f"the session fails without any kill: {failed[0]}")
+        if (count := len(self.passed(_session_id(0)))) > _MOST_PLACES:
+            raise RuntimeError(
+                f"the session passes {count} places, at most {_MOST_PLACES} are explored; play a "
+                "shorter one"
+            )
+        return run
+
+    async def play_killed(self, sessions: AgentSessionClient, number: int) -> Run | None:
+        """A run with a kill at its place of this number; ``None`` if it passes fewer."""
+        try:
+            run = await self._play(sessions, _session_id(number))
+        except TimeoutError as error:
+            raise TimeoutError(f"with a kill at place {number}: {error}") from error
+        return run if is_failpoint_reached(_failpoint(number), self.folder) else None
+
+    def passed(self, session_id: str) -> list[str]:
+        """The places that a session has passed so far, each with its count."""
+        counts: Counter[str] = Counter()
+        found = []
+        for line in (self.folder / _LOG).read_text().splitlines():
+            place, _, of_session = line.partition(" ")
+            if of_session == session_id:
+                counts[place] += 1
+                found.append(f"{place}#{counts[place]}")
+        return found
+
+    async def _play(self, sessions: AgentSessionClient, session_id: str) -> Run:
+        ledger = Ledger(self.ledger)
+        before = len(ledger.entries())
+        played = await play_session(
+            sessions, session_id, self.messages, answer=self.answer, timeout_s=self.timeout_s
+        )
+        entries = ledger.entries()[before:]
+        return read_run(session_id, played, entries, asked=self.asked, ignore=self.ignore)
+
+    @contextlib.asynccontextmanager
+    async def serve(self, kill: str) -> AsyncIterator[tuple[AgentSessionClient, PrivateEngine]]:
+        """Engine, Worker and client for all runs."""
+        async with contextlib.AsyncExitStack() as stack:
+            engine = await stack.enter_async_context(private_engine())
+            if kill == "engine" and not engine.can_be_killed:
+                raise RuntimeError("the engine named by the environment cannot be killed")
+            action = "kill" if kill == "worker" else f"kill:{engine.pid_file}"
+            failpoints = [f"{_failpoint(n)}={action}" for n in range(1, _MOST_PLACES + 1)]
+            worker = await WorkerProcess.start(
+                self.flow,
+                server_address=engine.address,
+                data_dir=self.folder,
+                failpoints=failpoints,
+                respawn=True,
+                env={"DEX_AGENTS_FAILPOINT_LOG": str(self.folder / _LOG)},
+                python_path=self.python_path,
+            )
+            stack.push_async_callback(worker.stop)
+            sessions = await stack.enter_async_context(self._client(engine.address))
+            yield sessions, engine
+
+    @contextlib.asynccontextmanager
+    async def _client(self, address: str) -> AsyncIterator[AgentSessionClient]:
+        cache = open_blob_cache(BlobCacheConfig(str(self.folder / "client-cache"), 1 << 20))
+        options = ClientOptions(server_address=address, worker_target=WorkerTarget(pull=True))
+        client = AsyncClient(
+            Registry([self.client_flow], allow_async_handlers=True), cache, options
+        )
+        try:
+            yield AgentSessionClient(client, self.client_flow)
+        finally:
+            await client.close()
+            cache.close()
+
+
+@contextlib.asynccontextmanager
+async def _restarting(engine: PrivateEngine, wanted: bool) -> AsyncIterator[None]:
+    """Restart the engine once if it ends within the block."""
+
+    async def restart() -> None:
+        await engine.wait()
+        await engine.restart()
+
+    if not wanted:
+        yield
+        return
+    task = asyncio.create_task(restart())
+    try:
+        yield
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
