@@ -72,11 +72,13 @@ class _PaysTwice(_Runner):
     """Says of a payment that it only reads."""
 
     pay_effect = ToolEffect.READ
+    pay_needs_approval = False
 
 
 class _Forgets(_Runner):
     """Keeps in memory what a session must not lose with its process."""
 
+    pay_needs_approval = False
     seen = 0
 
     def question(self, text: str) -> str:

@@ -61,7 +61,8 @@ async def explore_crashes(
         asked: Name of the entries that hold what a model was asked, if it writes any.
         ignore: Fields of entries that are other ones in every run, such as times.
         kill: Which process dies.
-        places: Chooses among the places of ``dex_agents.testing.failpoint_env``.
+        places: Chooses among the places that the undisturbed session passes, such as
+            ``"tool.after_call#2"``.
         data_dir: The data folder; a temporary one by default.
         timeout_s: For each run, in seconds.
 
@@ -88,7 +89,7 @@ async def explore_crashes(
             reference = await explorer.play_undisturbed(sessions)
             rows = []
             for number, place in enumerate(explorer.passed(_session_id(0)), start=1):
-                if places(place.partition("#")[0]):
+                if places(place):
                     async with _restarting(engine, kill == "engine"):
                         run = await explorer.play_killed(sessions, number)
                     met = explorer.passed(_session_id(number))[number - 1 : number]
