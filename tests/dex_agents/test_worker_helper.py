@@ -229,6 +229,16 @@ async def test_flows_that_do_not_load_are_tried_again(
         assert running.process.wait(30) == 0
 
 
+async def test_a_function_that_is_not_there_ends_the_program(
+    engine: PrivateEngine, tmp_path: Path
+) -> None:
+    with program(engine, tmp_path, flows="support.kit_flow:nope", processes=2) as running:
+        assert running.process.wait(60) == 1
+        assert "module 'support.kit_flow' has no function 'nope'" in running.text()
+        assert "Traceback" not in running.text()
+        assert "a new one starts" not in running.text()
+
+
 async def test_children_stop_when_their_parent_is_killed(
     engine: PrivateEngine, tmp_path: Path
 ) -> None:

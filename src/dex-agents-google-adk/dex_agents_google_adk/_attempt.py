@@ -196,7 +196,6 @@ class Attempt:
         self.responses: list[OpenResponse] = []
         self.yielded = False
         self.summary_permit_asked = False
-        self.summary_put_off = False
         self.model_errors: list[BaseException] = []
         self.callback_errors: list[BaseException] = []
         self._open: dict[AgentKey, OpenResponse] = {}
@@ -282,7 +281,6 @@ class Attempt:
         """
         may_ask = not self._branches_with_model_call and not self.summary_permit_asked
         self.summary_permit_asked = True
-        self.summary_put_off = self.summary_put_off or not may_ask
         return may_ask
 
     def request_built(self, key: AgentKey, request: LlmRequest) -> None:

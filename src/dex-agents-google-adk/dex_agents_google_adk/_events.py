@@ -56,7 +56,7 @@ def to_message(event: Event, item: Json, images: Sequence[ImageReference] = ()) 
     named: types.FunctionCall | types.FunctionResponse | None = None
     if len(calls) + len(responses) == 1:
         named = (calls or responses)[0]
-    if event.author == USER and event.actions.compaction is None:
+    if is_users(event):
         role = MessageRole.USER
     elif responses:
         role = MessageRole.TOOL
@@ -70,6 +70,11 @@ def to_message(event: Event, item: Json, images: Sequence[ImageReference] = ()) 
         tool_call_id=named.id if named else None,
         images=tuple(images),
     )
+
+
+def is_users(event: Event) -> bool:
+    """Whether the user said it; ADK's summaries have the same author."""
+    return event.author == USER and event.actions.compaction is None
 
 
 def is_resumption_marker(event: Event) -> bool:

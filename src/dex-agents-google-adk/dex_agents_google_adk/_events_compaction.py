@@ -2,11 +2,15 @@
 
 ADK decides when to sum up: before a model call, or behind the last event of a turn. Its summary is a
 model call like any other, so an attempt that has already made one puts the summary off to the next
-``RunModel``. That begins where this one stopped, so ADK decides the same again.
+``RunModel``. That begins where this one stopped, so ADK decides the same again. What ADK would do
+behind a turn is done when the next one begins: the answer is stored by then, whatever becomes of
+the summary.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from google.adk.apps.base_events_summarizer import BaseEventsSummarizer
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 
     from dex_agents_google_adk._attempt import Attempt
     from dex_agents_google_adk._tree import AgentTree
+
+_LOGGER = logging.getLogger("dex_agents_google_adk")
 
 
 def check_events_compaction(app: App, tree: AgentTree) -> None:
@@ -71,7 +77,27 @@ class _OneCallSummarizer(BaseEventsSummarizer):
             return None
         if not self._attempt.take_summary_permit():
             return None
-        return await self._inner.maybe_summarize_events(events=events)
+        return await self._summary(events)
+
+    async def _summary(self, events: list[Event]) -> Event | None:
+        """What the summarizer gives, or nothing: a history without a summary is still whole."""
+        try:
+            summary = await self._inner.maybe_summarize_events(events=events)
+        except (Exception, SystemExit):
+            _LOGGER.warning(
+                "a summary of older events failed; the turn goes on without", exc_info=True
+            )
+            return None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            _LOGGER.warning("a summarizer cancelled itself; the turn goes on without its summary")
+            return None
+        if summary is None or (isinstance(summary, Event) and summary.actions.compaction):
+            return summary
+        _LOGGER.warning("a summarizer gave %s instead of a summary", type(summary).__name__)
+        return None
 
     def _is_just_done(self) -> bool:
         # An earlier attempt summed up for the model call that comes now.
@@ -89,6 +115,6 @@ def hide_from_compaction(event: Event) -> None:
 
 
 def compacted_view(session: Session) -> Session:
-    """The session as plain ADK would hand it to the compaction behind a turn."""
+    """The session as plain ADK would hand it to the compaction between two turns."""
     events = [event for event in session.events if not is_resumption_marker(event)]
     return session.model_copy(update={"events": events})

@@ -65,7 +65,7 @@ def adk_agent_session_flow(
         tool_policies: Policies by tool name.
         default_tool_effect: Effect of a tool that has neither a policy nor ADK metadata.
         interrupt_deadline: How long an approval may stay pending; without end by default.
-        event_stream_capacity_bytes: Byte budget of a session's live events.
+        event_stream_capacity_bytes: Byte budget of the live events of all sessions of the Flow type.
         run_config: ADK's configuration of every run; by default with SSE streaming.
         user_id: ADK user id of every session.
         artifact_service: Where artifacts live.

@@ -238,7 +238,7 @@ class RunState:
         image_uris: URIs of images of tools in the open turn.
         inputs: Questions that wait for the user, behind the calls of the outcome.
         long_running: Ids of long-running calls by event; put back when the turn is over.
-        is_answered: Whether the turn is over but for ADK's summary of older events.
+        is_begun: False while the turn has done no more than ADK's summary of older turns.
         source_tools: Source, description and schema of each tool of a source that the turn has
             called, so that its calls can be replayed when it is no longer listed.
         held: Later parts of model answers whose first calls wait, oldest first.
@@ -254,7 +254,7 @@ class RunState:
     image_uris: tuple[str, ...] = ()
     inputs: tuple[PausedInput, ...] = ()
     long_running: dict[str, list[str]] = field(default_factory=dict)
-    is_answered: bool = False
+    is_begun: bool = True
     source_tools: dict[str, Json] = field(default_factory=dict)
     held: tuple[HeldAnswer, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -272,7 +272,7 @@ class RunState:
             "image_uris": list(self.image_uris),
             "inputs": [item.to_json() for item in self.inputs],
             "long_running": self.long_running,
-            "is_answered": self.is_answered,
+            "is_begun": self.is_begun,
             "source_tools": self.source_tools,
             "held": [answer.to_json() for answer in self.held],
             "faults": [fault.to_json() for fault in self.faults],
@@ -301,7 +301,7 @@ class RunState:
                 image_uris=tuple(item.get("image_uris") or ()),
                 inputs=tuple(PausedInput.from_json(i) for i in item.get("inputs") or ()),
                 long_running=item.get("long_running") or {},
-                is_answered=bool(item.get("is_answered")),
+                is_begun=bool(item.get("is_begun", True)),
                 source_tools=item.get("source_tools") or {},
                 held=tuple(HeldAnswer.from_json(answer) for answer in item.get("held") or ()),
                 faults=tuple(Fault.from_json(fault) for fault in item.get("faults") or ()),

@@ -47,6 +47,7 @@ from dex_agents_google_adk._events import (
     USER,
     dump_event,
     is_resumption_marker,
+    is_users,
     load_event,
     shown_text,
     timestamp_of,
@@ -130,12 +131,12 @@ class _AttemptRunner(Runner):
         return None, None
 
     async def _run_post_invocation_compaction(self, *, session: Session) -> None:
-        # ADK would compact after each pause, in the middle of a turn.
-        if not self._attempt.pauses:
-            await self.sum_up(session)
+        # ADK would compact after each pause. Behind an answer, a summary that fails or hangs would
+        # keep the answer from being stored; the next turn begins with it.
+        return
 
     async def sum_up(self, session: Session) -> None:
-        """Do what is left of a turn that has its answer: ADK's compaction."""
+        """Let ADK compact what the turns before have left."""
         await super()._run_post_invocation_compaction(session=compacted_view(session))
 
 
@@ -143,7 +144,11 @@ class _TurnAttempt:
     def __init__(self, setup: RunnerSetup, request: RunModelRequest, ids: AttemptIds) -> None:
         self._setup = setup
         self._request = request
-        self._state = RunState.from_json(request.run_state) if request.run_state else None
+        state = RunState.from_json(request.run_state) if request.run_state else None
+        self._is_summed_up = state is not None
+        is_begun = state is not None and state.is_begun
+        self._state = state if is_begun else None
+        self._earlier_items = state.events if state is not None else ()
         self._attempt = self._make_attempt()
         self._items: dict[str, Json] = {}
         self._session = self._make_session()
@@ -203,15 +208,13 @@ class _TurnAttempt:
         ]
         self._turn_starts_at = len(events)
         items = [message.framework_item for message in request.history]
-        temp_state: dict[str, Json] = {}
-        if self._state is not None:
-            items += self._state.events
-            temp_state = self._state.temp_state
-            for item in self._state.events:
-                event = load_event(copy_json(item))
-                self._items[event.id] = item
-                forget_misleading_path(event, self._setup.tree.agent_names)
-                events.append(event)
+        items += self._earlier_items
+        temp_state = self._state.temp_state if self._state is not None else {}
+        for item in self._earlier_items:
+            event = load_event(copy_json(item))
+            self._items[event.id] = item
+            forget_misleading_path(event, self._setup.tree.agent_names)
+            events.append(event)
         state = copy_json(restored.state)
         state.update(replay_state(items))
         state.update(copy_json(temp_state))
@@ -228,11 +231,12 @@ class _TurnAttempt:
     async def run(self) -> RunModelOutcome:
         enter_attempt(self._attempt)
         runner = self._make_runner()
+        if not self._is_summed_up:
+            await runner.sum_up(self._session)
+            if self._attempt.summary_permit_asked:
+                return self._not_begun()
         self._attempt.offer = await self._setup.sources.offer(self._attempt.called_source_tools)
         try:
-            if self._state is not None and self._state.is_answered:
-                await runner.sum_up(self._session)
-                return self._outcome()
             async with aclosing(self._start(runner)) as events:
                 async for event in events:
                     if (shown := self._attempt.held.to_show(event)) is not None:
@@ -244,6 +248,11 @@ class _TurnAttempt:
             # A cause that ADK wrapped must not become the cause of itself.
             raise known from (known.__cause__ if _is_in_chain(known, error) else error)
         return self._outcome()
+
+    def _not_begun(self) -> ContinueTurn:
+        """The summary was this attempt's model call; the turn itself begins in the next one."""
+        items = tuple(self._items[e.id] for e in self._session.events[self._turn_starts_at :])
+        return ContinueTurn(run_state=RunState("", items, is_begun=False).to_json())
 
     def _make_runner(self) -> _AttemptRunner:
         setup, request, attempt = self._setup, self._request, self._attempt
@@ -340,7 +349,9 @@ class _TurnAttempt:
             calls += map(call_of, attempt.inputs)
             if calls:
                 context = make_tool_context(
-                    attempt.invocation_id, self._session.state, self._turn_content(events)
+                    attempt.invocation_id,
+                    self._session.state,
+                    users_event.content if (users_event := self._users_event()) else None,
                 )
                 if isinstance(self._artifacts, SessionArtifacts):
                     context["artifacts"] = self._artifacts.to_json()
@@ -361,13 +372,6 @@ class _TurnAttempt:
             )
         events = [event for event in events if not is_resumption_marker(event)]
         self._check_end(events)
-        if attempt.summary_put_off:
-            return ContinueTurn(
-                run_state=replace(self._run_state(events, ()), is_answered=True).to_json(),
-                usage=usage,
-                metadata=metadata,
-                took_steering=attempt.took_steering,
-            )
         messages = [self._message(event) for event in events]
         return TurnCompleted(
             messages=messages,
@@ -486,7 +490,7 @@ class _TurnAttempt:
 
     def _check_progress(self, events: list[Event]) -> None:
         attempt = self._attempt
-        before = len(self._state.events) if self._state is not None else 0
+        before = len(self._earlier_items)
         if attempt.model_calls or len(events) > before or attempt.paused_responses():
             return
         if not attempt.inputs:
@@ -547,7 +551,7 @@ class _TurnAttempt:
             raise ModelCallError("the run ended before the agent said anything")
 
     def _message(self, event: Event) -> AgentMessage:
-        if event is self._session.events[self._turn_starts_at] and event.author == USER:
+        if event is self._users_event():
             # A plugin may have rewritten the message for this turn; the session keeps the original.
             original = self._user_content()
             if event.content != original:
@@ -560,8 +564,11 @@ class _TurnAttempt:
             item = {**item, "long_running_tool_ids": marked}
         return to_message(event, item, images)
 
-    def _turn_content(self, events: list[Event]) -> types.Content | None:
-        return events[0].content if events and events[0].author == USER else None
+    def _users_event(self) -> Event | None:
+        """The turn's message, behind a summary that the turn may have begun with."""
+        turn = self._session.events[self._turn_starts_at :]
+        first = next((event for event in turn if event.actions.compaction is None), None)
+        return first if first is not None and is_users(first) else None
 
 
 # Constructed without the validation whose only effect is a warning that the feature is

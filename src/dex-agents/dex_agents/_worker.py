@@ -22,6 +22,8 @@ _T = TypeVar("_T")
 _FIRST_RESTART_S = 0.5
 _LONGEST_RESTART_S = 30.0
 _HEALTHY_AFTER_S = 30.0
+NO_SUCH_FUNCTION_CODE = 78
+"""Exit code of a child whose Flows' function does not exist (``EX_CONFIG`` of sysexits.h)."""
 _STOP_WITHIN_S = 40.0  # the SDK drains for 30 s
 _LOOK_EVERY_S = 0.1
 
@@ -94,7 +96,8 @@ def run_agent_workers(
         cache_dir: Folder for the SDK's caches; ``.dex-cache`` in the working folder if ``None``.
 
     Returns:
-        The program's exit code: 0 if all Steps could end, 1 if children had to be killed.
+        The program's exit code: 0 if all Steps could end, 1 if children had to be killed or there is
+        no such function.
 
     Raises:
         TypeError, ValueError: An argument is wrong, or there is no such module.
@@ -162,6 +165,7 @@ class _Supervisor:
         self._server_address = server_address
         self._cache_dir = cache_dir
         self._places = [_Place(number) for number in range(1, processes + 1)]
+        self._is_hopeless = False
         # A plain int: a handler that takes the lock of an Event can meet the main thread inside.
         self._signals = 0
 
@@ -169,13 +173,13 @@ class _Supervisor:
         before = {s: signal.signal(s, self._signalled) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
             try:
-                while not self._signals:
+                while not self._signals and not self._is_hopeless:
                     for place in self._places:
                         self._look_after(place)
                     time.sleep(_LOOK_EVERY_S)
             finally:
                 is_clean = self._stop_all()
-            return 0 if is_clean else 1
+            return 0 if is_clean and not self._is_hopeless else 1
         finally:
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -191,6 +195,10 @@ class _Supervisor:
                 self._start(place, now)
         elif (code := process.poll()) is not None:
             _close_stdin(process)
+            if code == NO_SUCH_FUNCTION_CODE:
+                place.process = None
+                self._is_hopeless = True
+                return
             delay_s = place.schedule_restart(now)
             _LOGGER.warning(
                 "Worker process %d ended with code %d, a new one starts in %.1f s",

@@ -18,7 +18,7 @@ from typing import Any
 from dex import AsyncWorker, BlobCacheConfig, Flow, Registry, open_blob_cache
 
 from dex_agents._quiet_logs import RepeatFilter
-from dex_agents._worker import agent_worker_options, run_with_uvloop
+from dex_agents._worker import NO_SUCH_FUNCTION_CODE, agent_worker_options, run_with_uvloop
 
 READY_LINE = "dex-agents worker ready"
 _CACHE_BYTES = 64 * 1024 * 1024
@@ -29,18 +29,23 @@ _CLEAN_UP_WITHIN_S = 10.0
 _LOGGER = logging.getLogger("dex_agents")
 
 
+class NoSuchFunctionError(ValueError):
+    """The name of the Flows names no function, which no new start of the process changes."""
+
+
 def build_flows(name: str, data_dir: Path | None) -> list[Flow[Any]]:
     """Call ``module:function``; a function that takes an argument gets the data folder.
 
     Raises:
-        ValueError: The name is not of that form, there is no such function, or no folder for it.
+        NoSuchFunctionError: The module has no such function.
+        ValueError: The name is not of that form, or there is no folder for it.
     """
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise ValueError(f"flows must look like 'module:function', got {name!r}")
     function = getattr(importlib.import_module(module_name), function_name, None)
     if not callable(function):
-        raise ValueError(f"module {module_name!r} has no function {function_name!r}")
+        raise NoSuchFunctionError(f"module {module_name!r} has no function {function_name!r}")
     return call_builder(function, data_dir)
 
 
@@ -172,9 +177,14 @@ def main() -> None:
     for handler in logging.getLogger().handlers:
         handler.addFilter(RepeatFilter())
     given.cache_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        flows = build_flows(given.flows, given.data_dir)
+    except NoSuchFunctionError as error:
+        _LOGGER.error("%s", error)
+        sys.exit(NO_SUCH_FUNCTION_CODE)
     run_with_uvloop(
         serve(
-            build_flows(given.flows, given.data_dir),
+            flows,
             given.server,
             given.cache_dir,
             stop_with_stdin=given.stop_with_stdin,
