@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import traceback
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import pytest
 from fastapi.openapi.models import HTTPBearer
@@ -26,6 +28,7 @@ from google.adk.tools.tool_context import ToolContext
 from dex_agents import DeferredToolExecution, InterruptKind, InterruptRequest, ToolEffect
 from dex_agents._errors import ToolExecutionError, ToolNotStartedError
 from dex_agents_google_adk import AdkAgentRunner, CredentialRequest
+from dex_agents_google_adk._secrets import HIDDEN, Secrets
 from support.adk_oracle import ScriptedLlm, World
 from support.credential_agent import AUTHORIZATION_SECRET, api_key_config, authorization_config
 
@@ -248,3 +251,28 @@ async def test_a_tool_may_ask_for_an_approval_and_a_credential() -> None:
     assert credential is not None
     both = {**given, **answered(credential).answer}
     assert (await runner.execute_deferred_tool_call(execution(both))).output is True
+
+
+_HARD = 'pä ss"w\\ord\n+/long'
+_FORMS: dict[str, Callable[[str], str]] = {
+    "as it is": str,
+    "JSON": lambda secret: json.dumps({"a": secret}),
+    "JSON with its letters": lambda secret: json.dumps({"a": secret}, ensure_ascii=False),
+    "JSON in JSON": lambda secret: json.dumps({"b": json.dumps({"a": secret})}),
+    "a path": lambda secret: quote(secret, safe=""),
+    "a form": lambda secret: urlencode({"a": secret, "b": "c"}),
+    "a Basic header": lambda secret: base64.b64encode(f"me:{secret}".encode()).decode(),
+    "base64 one further": lambda secret: base64.b64encode(f"you:{secret}:x".encode()).decode(),
+    "base64 two further": lambda secret: base64.urlsafe_b64encode(f"a{secret}".encode()).decode(),
+}
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_a_secret_is_found_in_any_form(form: str) -> None:
+    secrets = Secrets()
+    secrets.add(AuthCredential(auth_type=AuthCredentialTypes.API_KEY, api_key=_HARD))
+    shown = _FORMS[form](_HARD)
+    assert HIDDEN in secrets.hide({"x": [shown]})["x"][0]
+    assert secrets.without_credentials({"k": shown, f"k {shown}": 1, "other": "kept"}) == {
+        "other": "kept"
+    }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote, quote_plus, urlsplit
 
 from google.adk.auth.auth_credential import AuthCredential
 
@@ -39,8 +40,8 @@ class Secrets:
 
     def add(self, credential: AuthCredential) -> None:
         """Remember every secret of a credential."""
-        found = {text for text in _texts_of(credential) if len(text) >= _SHORTEST}
-        found |= {quote(text, safe="") for text in found} | {json.dumps(t)[1:-1] for t in found}
+        texts = (text for text in _texts_of(credential) if len(text) >= _SHORTEST)
+        found = {form for text in texts for form in _forms(text)}
         # The longest first, so that none is left over from a part of another.
         self._texts = sorted({*self._texts, *found}, key=len, reverse=True)
 
@@ -48,8 +49,8 @@ class Secrets:
         """Whether any of them stands anywhere in a value."""
         if not self._texts:
             return False
-        text = json.dumps(to_json(value), ensure_ascii=False)
-        return any(secret in text for secret in self._texts)
+        shown = to_json(value)
+        return bool(self.hide(shown) != shown)
 
     def hide(self, value: Json) -> Json:
         """A JSON value without them."""
@@ -101,7 +102,7 @@ class Secrets:
         credentials = {k: v for k, v in state.items() if isinstance(v, AuthCredential)}
         for credential in credentials.values():
             self.add(credential)
-        kept = {k: v for k, v in state.items() if k not in credentials and not self.are_in(v)}
+        kept = {k: v for k, v in state.items() if k not in credentials and not self.are_in({k: v})}
         # ADK's own are in "temp:" keys; a tool that put one elsewhere will miss it.
         if lost := sorted(key for key in set(state) - set(kept) if not key.startswith("temp:")):
             _LOGGER.warning("not stored, as it holds a credential: session state %s", lost)
@@ -119,6 +120,32 @@ class ToolError(Exception):
     def __init__(self, text: str, retry_after_s: float | None) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
+
+
+def _forms(text: str) -> set[str]:
+    """A secret as it is, and as requests, JSON in JSON and Basic headers would show it."""
+    forms = {text, quote(text, safe=""), quote_plus(text)}
+    for ensure_ascii in (True, False):
+        once = json.dumps(text, ensure_ascii=ensure_ascii)[1:-1]
+        forms |= {once, json.dumps(once, ensure_ascii=ensure_ascii)[1:-1]}
+    return forms | _base64_forms(text.encode("utf-8", "surrogatepass"))
+
+
+def _base64_forms(data: bytes) -> set[str]:
+    """What base64 of anything that holds ``data`` shows of it, at each of three places."""
+    forms = set()
+    for before in range(3):
+        encoded = base64.b64encode(bytes(before) + data).decode()
+        # The first and last characters depend on what stands around it.
+        first = (before * 8 + 5) // 6
+        whole = (before + len(data)) * 8 // 6
+        if whole - first >= _SHORTEST:
+            inside = encoded[first:whole]
+            forms |= {inside, inside.translate(_URL_SAFE)}
+    return forms
+
+
+_URL_SAFE = str.maketrans("+/", "-_")
 
 
 def _texts_of(credential: AuthCredential) -> list[str]:
