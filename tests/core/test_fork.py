@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,16 +16,23 @@ from core.test_cancel import Hold
 from core.test_rewind import read, say, seen, talk
 from dex_agents import (
     AgentMessage,
+    AgentSessionFlow,
+    CompactionPolicy,
+    CompactionRequest,
     ForkedSession,
+    HistorySummary,
     InvalidInputError,
     Json,
     MessageRole,
     SessionAlreadyExistsError,
     SessionClosedError,
     SessionNotFoundError,
+    TokenUsage,
     TurnTargetError,
 )
 from dex_agents._session import branch, forking
+from dex_agents.testing import private_engine
+from support.serving import serve
 
 ANSWERS = [f"a{n}" for n in range(1, 60)]
 
@@ -183,6 +191,53 @@ async def test_nothing_is_shown_before_all_has_arrived(
         await say(stage, "m6")
         assert await sessions.fork_session("s", "f") == ForkedSession("f", "s", "t5", "t6")
         assert await read(stage, "f") == [f"{kind}{n}" for n in range(1, 6) for kind in "ma"]
+
+
+class Summing(ScriptedRunner):
+    """Sums up at once."""
+
+    def estimated_overhead_tokens(self) -> int:
+        return 0
+
+    def blocks_compaction(self, messages: Sequence[AgentMessage]) -> bool:
+        return False
+
+    async def summarize(self, request: CompactionRequest) -> HistorySummary:
+        return HistorySummary("what happened", TokenUsage())
+
+
+async def test_a_fork_whose_summary_was_deleted_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = AgentSessionFlow(
+        Summing([f"answer {number}" for number in range(8)]),
+        flow_type="Summing",
+        compaction=CompactionPolicy(1_000, trigger_ratio=0.5, kept_turns=1),
+    )
+
+    async def break_off(*arguments: Any) -> None:
+        raise ConnectionError("broken off")
+
+    async with (
+        private_engine(tmp_path / "e.db") as engine,
+        serve(engine.address, flow, tmp_path) as sessions,
+    ):
+        await sessions.start_session("s", "x" * 900)
+        for number in range(1, 6):
+            await sessions.wait_for_turn("s", number, timeout_s=TURN_S)
+            await sessions.send_user_message("s", "x" * 900)
+        await sessions.wait_for_turn("s", 6, timeout_s=TURN_S)
+        with monkeypatch.context() as patched:
+            patched.setattr(forking, "_copy", break_off)
+            with pytest.raises(ConnectionError):
+                await sessions.fork_session("s", "f")
+        await sessions.rewind("s", "t2")
+        with pytest.raises(TurnTargetError, match=r"by a rewind.*close session 'f'"):
+            await sessions.fork_session("s", "f")
+        await sessions.close_session("f")
+        with pytest.raises(SessionAlreadyExistsError, match="not by a fork with these arguments"):
+            await sessions.fork_session("s", "f", after_turn_id="t1")
+        await sessions.fork_session("s", "g", after_turn_id="t1")
 
 
 async def test_large_histories_are_carried_in_pieces(stages: Stages) -> None:

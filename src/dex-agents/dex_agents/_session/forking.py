@@ -57,7 +57,8 @@ async def _exists(connection: SessionConnection, session_id: str) -> bool:
 
 def _already_started(session_id: str) -> SessionAlreadyExistsError:
     return SessionAlreadyExistsError(
-        f"session {session_id!r} was already started, and not by this fork; use another session id"
+        f"session {session_id!r} was already started, and not by a fork with these arguments; use "
+        "another session id"
     )
 
 
@@ -97,7 +98,7 @@ async def _copy(
 ) -> None:
     rpc = connection.flow.take_piece_rpc
     if header.summarized_turns:
-        summary = await _summary(connection, session_id, header)
+        summary = await _summary(connection, session_id, new_session_id, header)
         await connection.command(rpc, new_session_id, {"summary": summary})
     first = header.forgotten_turns + 1
     # Page 0 holds what the session was given at its creation.
@@ -112,13 +113,15 @@ async def _copy(
     await connection.command(rpc, new_session_id, {"is_last": True})
 
 
-async def _summary(connection: SessionConnection, session_id: str, header: Header) -> Json:
+async def _summary(
+    connection: SessionConnection, session_id: str, new_session_id: str, header: Header
+) -> Json:
     key = resources.page_key(header.summarized_turns)
     options = RPCInvokeOptions(load_attribute_map_instances=(resources.summaries.load(key),))
     rpc = connection.flow.read_summary_rpc
     data = await connection.call(rpc, session_id, {"key": key}, options)
     if data is None:
-        raise TurnTargetError(f"session {session_id!r} no longer has what a fork needs")
+        raise _gone(session_id, new_session_id)
     return {"key": key, "data": data}
 
 
@@ -137,9 +140,9 @@ def _with_origin(pages: Sequence[Any], session_id: str) -> Json:
 
 def _gone(session_id: str, new_session_id: str) -> TurnTargetError:
     return TurnTargetError(
-        f"turns of session {session_id!r} were deleted before they were copied, see "
-        f"CompactionPolicy.retained_turns; session {new_session_id!r} stays without use, fork a "
-        "later turn under another id"
+        f"what the fork needs of session {session_id!r} was deleted before it was copied, by a rewind "
+        f"or by CompactionPolicy.retained_turns; close session {new_session_id!r}, which stays without "
+        "use, and fork a turn that is still there under another id"
     )
 
 
