@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from support import prefork
 from support.requirements import REQUIREMENTS_FILE, ProofOfRequirements
 
 
@@ -20,6 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch how every test ends."""
+    """Watch how every test ends, and start the processes of tests fast."""
+    prefork.install()
     outcomes_file = config.getoption("--outcomes")
     config.pluginmanager.register(ProofOfRequirements(REQUIREMENTS_FILE, outcomes_file))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -16,9 +15,7 @@ from typing import TypeVar
 
 from core.crash_agent import ledger
 from dex_agents import AgentSessionClient, SessionUnavailableError
-from dex_agents._worker_main import READY_LINE
-from dex_agents.testing import failpoint_env, is_failpoint_reached
-from dex_agents.testing._process import ChildProcess
+from dex_agents.testing import WorkerProcess, is_failpoint_reached
 
 _T = TypeVar("_T")
 TURN_S = 60.0
@@ -92,18 +89,17 @@ def session_of(row: Row, column: str) -> str:
     return f"{row.key}-{column.replace(' ', '_').replace(',', '')}"
 
 
-async def start_worker(server_address: str, folder: Path, column: str) -> ChildProcess:
+async def start_worker(server_address: str, folder: Path, column: str) -> WorkerProcess:
     """A Worker for a column, killed once in each of its cells."""
     places = [
         f"{name}@{session_of(row, column)}{how}" for row in ROWS for name, how in row.kills.items()
     ]
-    flow = "core.crash_agent:build_flow_of_folder"
-    return await ChildProcess.spawn(
-        "the Worker",
-        [sys.executable, "-m", "support.forking_worker", flow, server_address, str(folder)],
-        ready=READY_LINE,
-        log=folder / "worker.log",
-        env=failpoint_env(places, folder),
+    return await WorkerProcess.start(
+        "core.crash_agent:build_flow_of_folder",
+        server_address=server_address,
+        data_dir=folder,
+        failpoints=places,
+        respawn=True,
     )
 
 

@@ -9,13 +9,52 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Protocol, Self
+
+
+class Process(Protocol):
+    """What is needed of a process that was started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    @property
+    def stdout(self) -> asyncio.StreamReader | None: ...
+
+    async def wait(self) -> int: ...
+
+
+class StartCommand(Protocol):
+    """Starts a command in a session of its own, its stdout a pipe, its stderr a file."""
+
+    async def __call__(
+        self, command: Sequence[str], env: Mapping[str, str], errors: BinaryIO
+    ) -> Process: ...
+
+
+async def exec_command(command: Sequence[str], env: Mapping[str, str], errors: BinaryIO) -> Process:
+    """The usual way."""
+    return await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=errors,
+        start_new_session=True,
+        env=env,
+    )
+
+
+# A suite that starts hundreds of processes may have a faster way.
+start_command: StartCommand = exec_command
 
 
 class ChildProcess:
     """One child. Signals go to its whole group, so nothing that it started is left behind."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, name: str, process: Process, log: Path) -> None:
         self.name = name
         self.log = log
         self.ready_line = ""
@@ -54,13 +93,10 @@ class ChildProcess:
         """
         search = [os.fspath(p) for p in python_path] + [p or os.getcwd() for p in sys.path]
         with log.open("ab") as errors:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(search), **(env or {})},
+            process = await start_command(
+                command,
+                {**os.environ, "PYTHONPATH": os.pathsep.join(search), **(env or {})},
+                errors,
             )
         child = cls(name, process, log)
         try:
