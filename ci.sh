@@ -71,18 +71,22 @@ has_stamp() { # NAME VALUE
   [ -x .venv/bin/python ] && [ "$(cat ".venv/$1" 2>/dev/null)" = "$2" ]
 }
 
-make_venv() { # PYTHON: a new .venv with exactly what the lock names
+# A new .venv with exactly what the lock names. pip's resolver must not take part: it looks at
+# releases newer than the lock, and refuses those that come with an extra.
+make_venv() { # PYTHON
   "$1" -c 'import ensurepip, venv' 2>/dev/null || {
     echo "ci.sh: $1 has no venv with pip; install it (Debian, Ubuntu: apt install python3-venv)" >&2
     return 1
   }
   rm -rf .venv && "$1" -m venv .venv &&
-    .venv/bin/python -m pip install --quiet --require-hashes -r requirements.lock
+    .venv/bin/python -m pip install --quiet --no-deps --no-compile --require-hashes \
+      -r requirements.lock
 }
 
 install_workspace() {
   .venv/bin/python -m pip install --quiet --no-deps --no-build-isolation \
-    -e src/dex-lite -e src/dex-agents -e src/dex-agents-google-adk
+    -e src/dex-lite -e src/dex-agents -e src/dex-agents-google-adk &&
+    .venv/bin/python -m pip check
 }
 
 setup() {
