@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.run_config import RunConfig
+from google.adk.models.lite_llm import LiteLlm
 
 from dex_agents._contract import (
     RunModelRequest,
@@ -97,6 +99,22 @@ async def test_model_errors(error: Exception, expected: type[Exception]) -> None
         assert caught.value.retry_after_s == 3.0
     if expected is KeyError:
         assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["gemini-2.5-flash", LiteLlm("openai/gpt-x"), LiteLlm("anthropic/claude-x")],
+    ids=["gemini", "openai", "anthropic"],
+)
+async def test_a_missing_key_is_not_asked_for_again(
+    model: str | LiteLlm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(os.environ):
+        if name.endswith(("_API_KEY", "_CREDENTIALS", "_TOKEN")) or name.startswith("GOOGLE_"):
+            monkeypatch.delenv(name)
+    runner = AdkAgentRunner(LlmAgent(name="agent", model=model))
+    with pytest.raises(AgentTurnError, match="no API key or credentials for the model"):
+        await Driver(runner, World([])).turn("go")
 
 
 async def test_model_error_callback_answers() -> None:

@@ -108,6 +108,12 @@ async def test_a_failed_attempt_names_the_step_and_not_the_text(
     assert SECRET not in out.getvalue()
 
 
+def test_handlers_of_others_show_who_and_what(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "dex_lite"):
+        event(logging.WARNING, "attempt_failed", "it failed", flow_id="a\nb", attempt=2)
+    assert caplog.messages == ['it failed flow_id="a\\nb" attempt=2']
+
+
 def test_an_error_inside_is_traced_without_its_text(logger: logging.Logger) -> None:
     out = io.StringIO()
     log_to("json", out)

@@ -8,6 +8,7 @@ import re
 import time
 from typing import Any
 
+from google.auth import exceptions as google_auth_errors
 from google.genai import errors as genai_errors
 
 from dex_agents._errors import AgentTurnError, ModelCallError
@@ -26,6 +27,11 @@ PASSING_CODES = frozenset(
 )
 _TRANSPORT_MODULES = ("httpx", "httpx2", "httpcore", "aiohttp", "openai", "anthropic", "litellm")
 _TRANSPORT_NAMES = ("Timeout", "Connection", "Transport", "Network", "Protocol", "Payload", "Read")
+_CLIENT_MODULES = ("google", "openai", "anthropic", "litellm")
+# Clients say so in their own words, LiteLLM as a status 500 for OpenAI's "Missing credentials".
+_NO_KEY = re.compile(
+    r"\b(no|missing)\b[^.]{0,40}\b(api[ _]key|credentials|key inputs)\b", re.IGNORECASE
+)
 _DELAY = re.compile(r"^(\d+(?:\.\d+)?)s$")
 
 
@@ -35,6 +41,11 @@ def classify(error: BaseException) -> AgentTurnError | ModelCallError | None:
     """
     status = _status_of(error)
     text = f"{type(error).__name__}: {error}".strip()
+    if _is_key_missing(error, status):
+        return AgentTurnError(
+            "the Worker has no API key or credentials for the model; set what the model's client "
+            f"names in the Worker's environment, then send the message again ({text})"
+        )
     if status is None:
         if isinstance(error, (asyncio.TimeoutError, ConnectionError)) or _is_transport(error):
             return ModelCallError(f"the model could not be reached: {text}")
@@ -64,6 +75,20 @@ def _status_of(error: BaseException) -> int | None:
     else:
         value = getattr(error, "status_code", None)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _is_key_missing(error: BaseException, status: int | None) -> bool:
+    if isinstance(error, google_auth_errors.DefaultCredentialsError):
+        return True
+    trace, module = error.__traceback__, type(error).__module__
+    while trace is not None:
+        module = trace.tb_frame.f_globals.get("__name__", "")
+        trace = trace.tb_next
+    return (
+        status in (None, 401, 500)
+        and module.partition(".")[0] in _CLIENT_MODULES
+        and _NO_KEY.search(str(error)) is not None
+    )
 
 
 def _is_transport(error: BaseException) -> bool:

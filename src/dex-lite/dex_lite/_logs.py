@@ -21,7 +21,21 @@ _LONGEST_TEXT = 500
 def event(level: int, name: str, message: str, **fields: str | int | float | None) -> None:
     """Log one event. Fields say who and how much; values of users do not belong there."""
     if _LOGGER.isEnabledFor(level):
-        _LOGGER.log(level, message, extra={"event": name, "fields": fields})
+        # Handlers of other people show the message only, so it has everything.
+        extra = {"event": name, "text": message, "fields": fields}
+        _LOGGER.log(level, "%s%s", message, _Fields(fields), extra=extra)
+
+
+class _Fields:
+    """Fields as text behind a message, made only if somebody wants it."""
+
+    def __init__(self, fields: dict[str, str | int | float | None]) -> None:
+        self._fields = fields
+
+    def __str__(self) -> str:
+        return "".join(
+            f" {key}={_plain(_short_value(value))}" for key, value in self._fields.items()
+        )
 
 
 class _LineFormatter(logging.Formatter):
@@ -35,12 +49,10 @@ class _LineFormatter(logging.Formatter):
             "time": f"{seconds}.{int(record.msecs):03}Z",
             "level": record.levelname,
             "event": getattr(record, "event", "message"),
-            "message": _short(record.getMessage()),
+            "message": _short(getattr(record, "text", None) or record.getMessage()),
         }
-        line.update(
-            (key, _short(value) if isinstance(value, str) else value)
-            for key, value in getattr(record, "fields", {}).items()
-        )
+        fields = getattr(record, "fields", {})
+        line.update((key, _short_value(value)) for key, value in fields.items())
         if record.exc_info and record.exc_info[0] is not None:
             kind, _, trace = record.exc_info
             line["error"] = kind.__name__
@@ -56,6 +68,10 @@ class _LineFormatter(logging.Formatter):
 
 def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…"
+
+
+def _short_value(value: object) -> object:
+    return _short(value) if isinstance(value, str) else value
 
 
 def _one_line(text: str) -> str:
