@@ -86,7 +86,7 @@ async def test_a_fork_of_a_rewound_session_has_what_counts(stages: Stages) -> No
         assert await read(stage, "f") == ["m1", "a1", "m4", "a4"]
         everything = await stage.sessions.fork_session("s", "g")
         assert everything.last_turn_id == "t5"
-        with pytest.raises(TurnTargetError, match="turn t2 was removed by an earlier rewind"):
+        with pytest.raises(TurnTargetError, match=r"t2 was removed by an .* left are t1, t4, t5$"):
             await stage.sessions.fork_session("s", "h", after_turn_id="t2")
         await say(stage, "n5", "f")
         assert seen(stage.runner) == ["m1", "a1", "m4", "a4"]

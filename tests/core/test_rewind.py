@@ -222,7 +222,9 @@ async def test_wrong_targets_have_names(stages: Stages) -> None:
             await stage.sessions.rewind("none", "t2")
         assert await stage.sessions.get_agent_snapshot("s") == before
         await stage.sessions.rewind("s", "t3")
-        with pytest.raises(TurnTargetError, match="turn t3 was removed by an earlier rewind"):
+        with pytest.raises(
+            TurnTargetError, match=r"t3 was removed by an .* the newest left are t1, t2$"
+        ):
             await stage.sessions.rewind("s", "t3")
         await stage.sessions.close_session("s")
         with pytest.raises(SessionClosedError):

@@ -116,6 +116,14 @@ async def test_show_draws_branches_attempts_and_failures(app: App) -> None:
     assert lines[-1] == 'output: {"mended": "lamp"}'
 
 
+async def test_lines_into_a_pipe_are_whole(app: App) -> None:
+    thing = "lamp" * 40
+    await app.client.start_flow(repair, "rep", thing)
+    await app.client.wait_for_flow("rep")
+    done = await command("flow", "show", "rep", address=app.address)
+    assert any(f"no <{thing}> & more" in line for line in done.out.splitlines())
+
+
 async def test_show_as_json(app: App) -> None:
     await repaired(app)
     run = (await command("flow", "show", "rep", "--json", address=app.address)).json

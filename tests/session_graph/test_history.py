@@ -169,4 +169,6 @@ async def test_what_cannot_be_read_is_said(
 ) -> None:
     line = ["history", "none", "--server", stages.engine.address]
     assert await asyncio.to_thread(main, line) == 1
-    assert capsys.readouterr().err.startswith("dex-agents-session-graph: ")
+    error = capsys.readouterr().err
+    assert error.startswith("dex-agents-session-graph: ")
+    assert error.endswith("; is --server the engine of that session?\n")

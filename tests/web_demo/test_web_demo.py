@@ -14,14 +14,17 @@ from typing import Any
 
 import httpx
 import pytest
+import typer
 import uvicorn
 from google.adk.agents import LlmAgent
 
+import dex_lite
 from dex_agents import AgentSessionClient, ToolEffect, ToolPolicy
 from dex_agents.testing import private_engine
 from dex_agents_google_adk import adk_agent_session_flow
 from dex_agents_google_adk.demo._model import ScriptedSupportModel
 from dex_agents_google_adk.demo.web._app import web_app
+from dex_agents_google_adk.demo.web._serve import _command
 from support.browser import open_browser
 from support.serving import serve
 
@@ -219,3 +222,23 @@ async def test_what_is_refused(web: tuple[Web, httpx.AsyncClient]) -> None:
     for method, path, given, status in cases:
         answer = await web[1].request(method, path, **given)
         assert answer.status_code == status, (path, given, answer.text)
+
+
+def test_a_taken_port_and_a_used_folder_are_refused_with_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(typer.Exit):
+            _command(port, tmp_path)
+    assert "choose one with --port" in capsys.readouterr().err
+
+    async def use() -> None:
+        async with dex_lite.open_engine(tmp_path / "sessions.db"):
+            with pytest.raises(typer.Exit):
+                await asyncio.to_thread(_command, 0, tmp_path)
+
+    asyncio.run(use())
+    assert "--data names another folder" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from dex_agents._session import resources
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.live_turns import is_removed
 from dex_agents._session.records import Header
-from dex_agents._session.rewind import find_summary, known_turn
+from dex_agents._session.rewind import TURNS_NAMED, find_summary, known_turn
 
 
 def choose_turn(header: Header, before: str | None, after: str | None) -> int | dict[str, Json]:
@@ -31,7 +31,7 @@ def choose_turn(header: Header, before: str | None, after: str | None) -> int | 
     if not number:
         return {"refused": "unknown", "last_turn": header.finished_turns}
     if is_removed(header.removed, number):
-        return {"refused": "removed"}
+        return {"refused": "removed", "left": live[-TURNS_NAMED:]}
     kept = [turn for turn in live if turn < number or (after is not None and turn == number)]
     return kept[-1] if kept else {"refused": "first"}
 

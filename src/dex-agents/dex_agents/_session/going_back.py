@@ -117,7 +117,8 @@ def target_refusal(turn_id: str, answer: Json) -> str:
                 "AgentMessage.turn_id of list_messages"
             )
         case "removed":
-            return f"turn {turn_id} was removed by an earlier rewind"
+            left = ", ".join(f"t{number}" for number in answer["left"])
+            return f"turn {turn_id} was removed by an earlier rewind; the newest left are {left}"
         case "first":
             return (
                 f"there is no turn before {turn_id} to go back to; start a new session with "

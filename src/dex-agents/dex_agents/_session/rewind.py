@@ -93,6 +93,10 @@ def rewind(context: Context, given: dict[str, Any]) -> Json:
     return result
 
 
+# Of the turns that are left, in the refusal of a removed one.
+TURNS_NAMED = 10
+
+
 def _removed(context: Context, header: Header, given: dict[str, Any]) -> dict[str, Json]:
     """Change the header, or say why not."""
     if header.turn_id:
@@ -104,7 +108,7 @@ def _removed(context: Context, header: Header, given: dict[str, Any]) -> dict[st
     if not first:
         return {"refused": "unknown", "last_turn": header.finished_turns}
     if is_removed(header.removed, first):
-        return {"refused": "removed"}
+        return {"refused": "removed", "left": live[-TURNS_NAMED:]}
     kept = [turn for turn in live if turn < first]
     if not kept:
         return {"refused": "first"}

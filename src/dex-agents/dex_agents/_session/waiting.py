@@ -30,7 +30,8 @@ async def wait_for_turns(
 ) -> None:
     """Wait until so many turns have ended."""
     deadline = time.monotonic() + timeout_s
-    await _wait(connection, session_id, resources.turns_done, turns_done, deadline)
+    what = f"did not end turn {turns_done}"
+    await _wait(connection, session_id, resources.turns_done, turns_done, deadline, what)
 
 
 async def wait_until_settled(
@@ -38,16 +39,22 @@ async def wait_until_settled(
 ) -> AgentSnapshot:
     """Wait until so many turns have ended, or a person is asked."""
     deadline = time.monotonic() + timeout_s
+    what = f"neither ended turn {turns_done} nor asked a person"
     while True:
         snapshot = await stored_snapshot(connection, session_id)
         if snapshot.turns_done >= turns_done or snapshot.pending_interrupts:
             return snapshot
         later = snapshot.revision + 1
-        await _wait(connection, session_id, resources.revision, later, deadline)
+        await _wait(connection, session_id, resources.revision, later, deadline, what)
 
 
 async def _wait(
-    connection: SessionConnection, session_id: str, attribute: Any, at_least: int, deadline: float
+    connection: SessionConnection,
+    session_id: str,
+    attribute: Any,
+    at_least: int,
+    deadline: float,
+    what: str,
 ) -> None:
     match = AttributeMatch.greater_than_or_equal(at_least)
     while True:
@@ -70,7 +77,7 @@ async def _wait(
             await asyncio.sleep(_RECONNECT_S)
         except (RequestTimeoutError, TimeoutError):
             raise TurnWaitTimeoutError(
-                f"session {session_id!r} did not get to {attribute.name} {at_least} in time: "
+                f"session {session_id!r} {what} in time: "
                 f"{await _why_not(connection, session_id)}; it goes on, wait again"
             ) from None
 

@@ -24,6 +24,13 @@ _HISTORY_FORMATS: dict[str, Callable[[SessionHistory], str]] = {
 }
 
 
+_HINTS = {
+    grpc.StatusCode.NOT_FOUND: "; is --server the engine of that session?",
+    grpc.StatusCode.UNAVAILABLE: "; start the engine, or name another one with --server",
+    grpc.StatusCode.UNAUTHENTICATED: "; set DEX_TOKEN to the engine's token",
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a graph, or write it to a file; the exit code says whether that worked."""
     given = _parser().parse_args(arguments)
@@ -34,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             sys.stdout.write(text)
     except grpc.aio.AioRpcError as error:
-        print(f"dex-agents-session-graph: {error.details()}", file=sys.stderr)
+        hint = _HINTS.get(error.code(), "")
+        print(f"dex-agents-session-graph: {error.details()}{hint}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"dex-agents-session-graph: {error}", file=sys.stderr)

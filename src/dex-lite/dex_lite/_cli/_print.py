@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+_NO_WIDTH = 10_000
 STATUS_STYLES = {
     "running": "cyan",
     "waiting": "cyan",
@@ -24,7 +26,9 @@ STATUS_STYLES = {
 
 def console() -> Console:
     """Made for each command: it looks at the stdout of that moment."""
-    return Console(highlight=False, soft_wrap=True)
+    # A file or a pipe has no width: whole lines, which grep and the like want.
+    width = None if sys.stdout.isatty() else _NO_WIDTH
+    return Console(highlight=False, soft_wrap=True, width=width)
 
 
 def as_json(data: Any, *, is_line: bool = False) -> None:

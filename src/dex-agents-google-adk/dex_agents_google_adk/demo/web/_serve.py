@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -36,12 +37,25 @@ def _command(
     folder.mkdir(parents=True, exist_ok=True)
     try:
         asyncio.run(_serve(folder, port))
-    except (dex_lite.DexLiteError, RuntimeError, OSError) as error:
+    except dex_lite.DexLiteError as error:
+        typer.echo(f"The demo could not run: {error}; --data names another folder", err=True)
+        raise typer.Exit(2) from None
+    except (RuntimeError, OSError) as error:
         typer.echo(f"The demo could not run: {error}", err=True)
         raise typer.Exit(2) from None
 
 
 async def _serve(folder: Path, port: int) -> None:
+    with socket.socket() as page:
+        page.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            page.bind((HOST, port))
+        except OSError as error:
+            raise RuntimeError(f"port {port}: {error.strerror}; choose one with --port") from None
+        await _serve_page(folder, page)
+
+
+async def _serve_page(folder: Path, page: socket.socket) -> None:
     async with dex_lite.open_engine(folder / "sessions.db") as engine:
         worker = await WorkerProcess.start(
             "dex_agents_google_adk.demo._agent:build_flow",
@@ -60,9 +74,8 @@ async def _serve(folder: Path, port: int) -> None:
                 server_address=engine.address,
                 hosts=(HOST, "localhost"),
             )
-            typer.echo(f"http://{HOST}:{port}   data in {folder}")
-            config = uvicorn.Config(app, host=HOST, port=port, log_level="warning")
-            await uvicorn.Server(config).serve()
+            typer.echo(f"http://{HOST}:{page.getsockname()[1]}   data in {folder}")
+            await uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve([page])
         finally:
             await client.close()
             await worker.stop()
