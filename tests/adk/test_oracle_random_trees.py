@@ -61,17 +61,17 @@ async def _check(seed: int, make: Callable[[int], Plan], *messages: str, repeats
         raise
 
 
-@pytest.mark.parametrize("seed", _seeds(0, 60))
+@pytest.mark.parametrize("seed", _seeds(0, 30))
 async def test_random_tree(seed: int) -> None:
     await _check(seed, random_tree, "go", "again", repeats=1 + seed % 2)
 
 
-@pytest.mark.parametrize("seed", _seeds(0, 40))
+@pytest.mark.parametrize("seed", _seeds(0, 20))
 async def test_random_workflow(seed: int) -> None:
     await _check(seed, random_workflow, "go", "again", repeats=1 + seed % 2)
 
 
-@pytest.mark.parametrize("seed", _seeds(0, 12))
+@pytest.mark.parametrize("seed", _seeds(0, 8))
 async def test_random_chat_node(seed: int) -> None:
     await _check(seed, random_chat_workflow, "go", "again", "more", repeats=1 + seed % 2)
 
