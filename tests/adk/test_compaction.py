@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,6 +53,7 @@ def make(
     *,
     fails: int = 0,
     flow_type: str = "Long",
+    summary_model: Summarizer | None = None,
     **policy: Any,
 ) -> AgentSessionFlow:
     def note(x: str, tool_context: ToolContext) -> str:
@@ -72,7 +74,7 @@ def make(
         flow_type=flow_type,
         default_tool_effect=ToolEffect.READ,
         compaction=CompactionPolicy(**{"context_window_tokens": 4_000, "kept_turns": 2} | policy),
-        summary_model=Summarizer(world=summaries, fails=fails),
+        summary_model=summary_model or Summarizer(world=summaries, fails=fails),
     )
 
 
@@ -125,6 +127,57 @@ async def test_a_long_session_stays_within_its_window(tmp_path: Path) -> None:
     assert "first" in json.dumps(summaries.requests[0])
     assert f"summary {len(summaries.requests) - 1}" in json.dumps(summaries.requests[-1])
     assert snapshot.usage.model_calls == len(world.asked) + len(summaries.requests)
+
+
+async def test_messages_that_come_while_a_summary_is_made_wait_for_it(tmp_path: Path) -> None:
+    class Held(Summarizer):
+        is_there: asyncio.Event
+        may_go: asyncio.Event
+
+        async def generate_content_async(self, llm_request: Any, stream: bool = False) -> Any:
+            self.is_there.set()
+            await self.may_go.wait()
+            async for response in super().generate_content_async(llm_request, stream):
+                yield response
+
+    world = TreeWorld({"root": [text(f"answer {n} {BULK}") for n in range(9)]})
+    summaries = TreeWorld({})
+    is_there, may_go = asyncio.Event(), asyncio.Event()
+    late = ["late 1", "late 2"]
+    model = Held(world=summaries, is_there=is_there, may_go=may_go)
+    flow = make(world, summaries, summary_model=model)
+    async with (
+        private_engine(tmp_path / "e.db") as engine,
+        serve(engine.address, flow, tmp_path) as sessions,
+        asyncio.timeout(TURN_S * 2),
+    ):
+        sent = [f"message {number} {BULK}" for number in range(6)]
+        await sessions.start_session("s", sent[0])
+        held = asyncio.create_task(is_there.wait())
+        # A turn at a time, until one begins with a summary.
+        for turns in range(1, len(sent)):
+            turn = asyncio.create_task(sessions.wait_for_turn("s", turns, timeout_s=TURN_S))
+            await asyncio.wait({turn, held}, return_when=asyncio.FIRST_COMPLETED)
+            if held.done():
+                break
+            await turn
+            await sessions.send_user_message("s", sent[turns])
+        asked = len(world.asked)
+        assert asked == turns - 1 > 0
+        for message in late:
+            await sessions.send_user_message("s", message)
+        assert (await sessions.get_agent_snapshot("s")).queued_messages == 2
+        assert len(world.asked) == asked
+        may_go.set()
+        await turn
+        snapshot = await sessions.wait_for_turn("s", turns + 2, timeout_s=TURN_S)
+        page = await sessions.list_messages("s", turns=50)
+    assert snapshot.queued_messages == 0
+    said = [message.text for message in page.messages if message.role is MessageRole.USER]
+    assert said == [*sent[:turns], *late]
+    assert len(world.asked) == turns + 2
+    request = json.dumps(world.requests_of("root")[asked]["contents"])
+    assert "summary 1" in request and f"message {asked} " in request
 
 
 async def test_state_survives_the_summary(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.loop_agent import LoopAgent
 from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.apps.app import App
+from google.adk.events.event import Event
+from google.adk.models.cache_metadata import CacheMetadata
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.tool_context import ToolContext
 from google.adk.workflow import BaseNode
@@ -402,3 +404,25 @@ async def test_a_guard_that_asks_for_confirmation_of_a_transfer_is_told_what_to_
     with pytest.raises(AgentTurnError, match=r"confirmation of 'transfer_to_agent'.*did not run"):
         await Driver(AdkAgentRunner(root, **READ), world).turn("go")
     assert len(world.requests) == 1
+
+
+async def test_cache_metadata_of_a_response_is_kept_in_its_event() -> None:
+    cached = CacheMetadata(
+        cache_name="cachedContents/1",
+        expire_time=2_000_000_000.5,
+        fingerprint="f" * 16,
+        invocations_used=3,
+        contents_count=2,
+        created_at=1_900_000_000.5,
+    )
+
+    def build(world: World) -> LlmAgent:
+        return agent_with(world, noting(world, "look"))
+
+    driver = await compare(
+        build,
+        [answer(call("look", x="1"), cache_metadata=cached), answer(text("done"))],
+        default_tool_effect=ToolEffect.READ,
+    )
+    events = [Event.model_validate(message.framework_item) for message in driver.history]
+    assert [event.cache_metadata for event in events if event.cache_metadata] == [cached]

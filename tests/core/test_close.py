@@ -84,6 +84,25 @@ async def test_an_open_turn_is_cancelled_and_what_waits_is_counted(stages: Stage
         assert len(stage.runner.requests) == 1
 
 
+async def test_open_approvals_end_with_the_session(stages: Stages) -> None:
+    calls = [Call("look", ToolEffect.NON_IDEMPOTENT_WRITE, approval=True) for _ in range(2)]
+    async with stages.play([calls, "done"], {"look": look}) as stage:
+        await stage.sessions.start_session("s", "hello")
+        snapshot = await stage.sessions.wait_until_settled("s", turns_done=1, timeout_s=TURN_S)
+        waiting = [interrupt.interrupt_id for interrupt in snapshot.pending_interrupts]
+        assert len(waiting) == 2
+        closed = await stage.sessions.close_session("s")
+        assert closed == ClosedSession(dropped_messages=0, cancelled_turn="t1")
+        snapshot = await stage.sessions.get_agent_snapshot("s")
+        assert (snapshot.status, snapshot.pending_interrupts) == ("closed", ())
+        for interrupt_id in waiting:
+            with pytest.raises(SessionClosedError, match="closed and takes no more commands"):
+                await stage.sessions.resolve_interrupt("s", interrupt_id, approved=True)
+        assert stage.runner.count("look") == 0
+        page = await stage.sessions.list_messages("s")
+        assert page.messages[0].text == "hello"
+
+
 async def test_of_many_closes_one_has_an_effect(stages: Stages) -> None:
     async with stages.play(["done"]) as stage:
         hold = stage.runner.before_answer = Hold()

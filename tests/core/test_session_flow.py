@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from core.conftest import TURN_S, Stages
-from core.scripted_runner import Answer, Call
+from core.scripted_runner import Answer, Call, Tool
 from dex_agents import (
     TOOL_CALL_NOT_RUN_ERROR_PREFIX,
     AgentEvent,
@@ -23,6 +24,8 @@ from dex_agents import (
     ToolEffect,
     ToolExecutionError,
 )
+from dex_agents.session_graph import render_session_flow_graph
+from dex_agents.testing import read_step_history
 
 READ_TURN = [
     "AwaitUserMessage",
@@ -83,6 +86,43 @@ async def test_records_come_in_the_model_s_order_whatever_ends_first(stages: Sta
         await stage.sessions.start_session("s", "hello")
         await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
         assert [r.output for r in stage.runner.records(1)] == [0, 1, 2]
+
+
+async def test_calls_of_one_response_have_attempts_routes_and_history_of_their_own(
+    stages: Stages,
+) -> None:
+    async def fails_once(call: DeferredToolExecution) -> Any:
+        if call.attempt == 1:
+            raise RuntimeError("not yet")
+        return "paid"
+
+    async def fails(_: DeferredToolExecution) -> Any:
+        raise RuntimeError("gone")
+
+    calls = [
+        Call("again", ToolEffect.IDEMPOTENT_WRITE),
+        Call("once", ToolEffect.NON_IDEMPOTENT_WRITE),
+    ]
+    tools: dict[str, Tool] = {"again": fails_once, "once": fails}
+    async with stages.play([calls, "done"], tools) as stage:
+        await stage.sessions.start_session("s", "hello")
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        rows = await read_step_history(stage.engine.address, "s")
+        statuses = [record.status for record in stage.runner.records(1)]
+    assert statuses == [ToolCallStatus.SUCCEEDED, ToolCallStatus.OUTCOME_UNKNOWN]
+    ran = {
+        row.step_type: (row.attempts, row.outcome)
+        for row in rows
+        if row.method == "execute" and row.step_type in ("CallTool", "CallSingleAttemptTool")
+    }
+    assert ran == {"CallTool": (2, "completed"), "CallSingleAttemptTool": (1, "failed")}
+    graph = json.loads(render_session_flow_graph("Support"))
+    edges = {
+        (edge["from"], edge["to"])
+        for edge in graph["edges"]
+        if edge["kind"] == "failure_transition"
+    }
+    assert {(f"step:{name}", "step:RecordToolOutcome") for name in ran} <= edges
 
 
 @pytest.mark.parametrize(

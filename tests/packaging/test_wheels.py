@@ -7,6 +7,7 @@ import configparser
 import email
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,9 +16,11 @@ import venv
 import zipfile
 from collections.abc import Iterator, Sequence
 from email.message import Message
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from support.requirements import REPOSITORY
 
@@ -167,6 +170,18 @@ def test_metadata_is_as_specified(wheels: dict[str, Path], name: str) -> None:
     }
     labels = {url.split(",")[0] for url in metadata.get_all("Project-URL", [])}
     assert labels == {"Homepage", "Repository", "Changelog"}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_the_lock_is_within_the_ranges(name: str) -> None:
+    """What the suite runs on is what the wheels ask for, and no less than it."""
+    lock = (REPOSITORY / "requirements.lock").read_text()
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", lock, re.MULTILINE))
+    for asked in map(Requirement, REQUIRES[name]):
+        if asked.name in DISTRIBUTIONS:
+            continue
+        assert pins[asked.name] in asked.specifier, asked
+        assert version(asked.name) == pins[asked.name]
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
