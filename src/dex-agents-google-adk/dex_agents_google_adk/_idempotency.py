@@ -15,9 +15,15 @@ def idempotency_key_for_tool_call(tool_context: ToolContext) -> str:
     Pass it to the system that the tool writes to, so that a repeated attempt changes nothing there.
 
     Raises:
+        TypeError: ``tool_context`` is no ``ToolContext``.
         RuntimeError: No tool Step runs the tool, for example because plain ADK or an ``AgentTool``
             does.
     """
+    if not isinstance(tool_context, ToolContext):
+        raise TypeError(
+            f"tool_context must be the ToolContext that ADK gives the tool, got "
+            f"{type(tool_context).__name__}"
+        )
     key = tool_context.custom_metadata.get(IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY)
     if not isinstance(key, str) or not key:
         raise RuntimeError(

@@ -52,6 +52,12 @@ class AdkSessionRunner:
     """
 
     def __init__(self, sessions: AgentSessionClient, flow: AgentSessionFlow) -> None:
+        from dex_agents import AgentSessionFlow
+
+        if not isinstance(flow, AgentSessionFlow):
+            raise TypeError(
+                f"flow must be what adk_agent_session_flow() makes, got {type(flow).__name__}"
+            )
         if not isinstance(flow.runner, AdkAgentRunner):
             raise TypeError(
                 f"flow must be one of an ADK agent, but its runner is a {type(flow.runner).__name__}"

@@ -8,6 +8,8 @@ import grpc.aio
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
 
+from dex_agents._arguments import check_name, check_server_address
+
 _CALL_TIMEOUT_S = 30.0
 
 
@@ -20,8 +22,11 @@ async def read_history_events(
         token: Bearer token for an engine that asks for one.
 
     Raises:
+        TypeError, ValueError: The address is not ``host:port``, or the session id is blank.
         grpc.aio.AioRpcError: The engine cannot be reached, or knows no such session.
     """
+    check_server_address(server_address)
+    check_name("session_id", session_id)
     # A page of history holds whole Step inputs, which may be more than gRPC's own limit of 4 MiB.
     unlimited = [("grpc.max_receive_message_length", -1)]
     metadata = (("authorization", f"Bearer {token}"),) if token else ()

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 from dex import PullWorkerOptions, WorkerOptions
 
+from dex_agents._arguments import check_count, check_name, check_server_address, path_of
+
 _LOGGER = logging.getLogger("dex_agents")
 _T = TypeVar("_T")
 _FIRST_RESTART_S = 0.5
@@ -52,8 +54,14 @@ def agent_worker_options(
         app_worker_id: Name of the process, new at every start; made up if ``None``.
 
     Raises:
-        ValueError: A number is negative or the name is not a valid one.
+        TypeError, ValueError: An argument is of another type, a number is too small, the address is
+            not ``host:port`` or the name is not a valid one.
     """
+    check_server_address(server_address)
+    check_count("max_concurrent_tasks", max_concurrent_tasks, 2)
+    check_count("idle_streams_per_queue", idle_streams_per_queue, 1)
+    if app_worker_id is not None:
+        check_name("app_worker_id", app_worker_id)
     return WorkerOptions(
         server_address=server_address,
         pull=PullWorkerOptions(
@@ -110,20 +118,15 @@ def run_agent_workers(
     module, _, function = flows.partition(":")
     if not module or not function:
         raise ValueError(f"flows must look like 'module:function', got {flows!r}")
-    host, _, port = server_address.rpartition(":")
-    if not host or not port.isdigit() or "/" in server_address:
-        raise ValueError(
-            f"server_address must be host:port without a scheme, such as 127.0.0.1:8801, got "
-            f"{server_address!r}"
-        )
-    if processes < 1:
-        raise ValueError(f"processes must be at least 1, got {processes}")
+    check_server_address(server_address)
+    check_count("processes", processes, 1)
+    caches = path_of("cache_dir", ".dex-cache" if cache_dir is None else cache_dir)
     _check_module(module)
     logging.basicConfig(
         level=os.environ.get("DEX_AGENTS_LOG_LEVEL", "INFO"),
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
-    return _Supervisor(flows, server_address, processes, Path(cache_dir or ".dex-cache")).run()
+    return _Supervisor(flows, server_address, processes, caches).run()
 
 
 def _check_module(module: str) -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from dex_agents._arguments import check_name
 from dex_agents._contract import Json
 from dex_agents._media.reference import ImageReference
 
@@ -44,6 +45,10 @@ class ConnectionReference:
 
     connector_id: str
     name: str
+
+    def __post_init__(self) -> None:
+        check_name("connector_id", self.connector_id)
+        check_name("name", self.name)
 
 
 class ConnectorOutcome(StrEnum):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import jsonschema
 
 from dex_agents import _failpoints
+from dex_agents._arguments import check_instance, check_name
 from dex_agents._connectors.call import ConnectorCall, connector_call_id, has_fence
 from dex_agents._connectors.operation import (
     ConnectionReference,
@@ -139,6 +140,8 @@ class ConnectorToolSource:
     """
 
     def __init__(self, tools: Sequence[ConnectorTool], *, source_name: str = "connectors") -> None:
+        check_instance("tools", tools, Sequence, "list what connector_tool() makes")
+        check_name("source_name", source_name)
         self._tools: dict[str, ConnectorTool] = {}
         for tool in tools:
             if not isinstance(tool, ConnectorTool):

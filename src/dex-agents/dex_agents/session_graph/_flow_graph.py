@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from dex_agents._arguments import check_instance
 from dex_agents._session.flow import AgentSessionFlow
 from dex_agents.session_graph._mermaid import escape
 
@@ -58,7 +59,11 @@ def render_session_flow_graph(flow_type: str) -> str:
 
     Args:
         flow_type: Flow type of the agent's sessions.
+
+    Raises:
+        TypeError: The name is not a str.
     """
+    check_instance("flow_type", flow_type, str)
     nodes: list[dict[str, Any]] = [
         {"id": f"step:{name}", "kind": "step", "name": name, **_start(name)} for name in TRANSITIONS
     ]
@@ -93,6 +98,7 @@ def render_session_flow_graph(flow_type: str) -> str:
 
 def flow_mermaid(flow_type: str) -> str:
     """The same as a Mermaid flowchart; dotted lines are taken when a Step has no attempt left."""
+    check_instance("flow_type", flow_type, str)
     lines = ["flowchart TD", f'  session(["{escape(flow_type)}"]) --> {START}']
     for source, targets in TRANSITIONS.items():
         lines += [f"  {source} --> {target}" for target in targets]

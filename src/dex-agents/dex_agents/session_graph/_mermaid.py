@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dex_agents._arguments import check_instance
 from dex_agents.session_graph._history import Box, SessionHistory, span_text
 
 _TEXT_LIMIT = 60
@@ -22,6 +23,7 @@ def cut(text: str) -> str:
 
 def history_mermaid(history: SessionHistory) -> str:
     """A session's history as a Mermaid flowchart, a subgraph for each turn."""
+    check_instance("history", history, SessionHistory, "it comes from read_session_history()")
     lines, links = ["flowchart TD"], []
     above: list[str] = []
     used: set[str] = set()

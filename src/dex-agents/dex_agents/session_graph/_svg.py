@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from dex_agents._arguments import check_instance
 from dex_agents.session_graph._history import Box, SessionHistory, TurnHistory, span_text
 from dex_agents.session_graph._mermaid import cut
 
@@ -32,6 +33,7 @@ _DARK = """
 
 def history_svg(history: SessionHistory) -> str:
     """A session's history as an SVG document."""
+    check_instance("history", history, SessionHistory, "it comes from read_session_history()")
     turns = [[_lines(row) for row in turn.rows] for turn in history.turns]
     widths = [_row_width(line) for rows in turns for lines in rows for line in lines]
     inner = max([360.0, *widths])

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from dex_agents._arguments import path_of
 from dex_agents.testing._process import ChildProcess
 
 # Below the ports that systems give to outgoing connections. A client that retries against a killed
@@ -100,12 +101,13 @@ async def private_engine(
     Raises:
         RuntimeError: The engine does not start; the text has the end of its log.
     """
+    chosen = None if data_file is None else path_of("data_file", data_file)
     named = os.environ.get("DEX_SERVER_ADDRESS")
     if named:
         yield PrivateEngine(named, None, None)
         return
     with tempfile.TemporaryDirectory(prefix="dex-engine-") as folder:
-        path = Path(data_file) if data_file is not None else Path(folder) / "engine.db"
+        path = chosen or Path(folder) / "engine.db"
         port, process = await _spawn_on_free_port(path)
         engine = PrivateEngine(f"127.0.0.1:{port}", path, process)
         try:

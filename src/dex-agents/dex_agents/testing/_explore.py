@@ -23,7 +23,7 @@ from dex_agents.testing._compare import CrashReport, Run, compare_runs, read_run
 from dex_agents.testing._engine import PrivateEngine, private_engine
 from dex_agents.testing._failpoints import is_failpoint_reached
 from dex_agents.testing._ledger import Ledger
-from dex_agents.testing._script import UserAnswer, approve_all, play_session
+from dex_agents.testing._script import UserAnswer, approve_all, check_messages, play_session
 from dex_agents.testing._worker_process import WorkerProcess
 
 _LOG = "failpoints.log"
@@ -67,10 +67,17 @@ async def explore_crashes(
         timeout_s: For each run, in seconds.
 
     Raises:
-        ValueError: ``flow`` builds no or several Flows, or cannot be imported by another process.
+        TypeError: ``flow`` or ``messages`` is of another type.
+        ValueError: ``messages`` is empty, or ``flow`` builds no or several Flows, or cannot be
+            imported by another process.
         RuntimeError: The undisturbed run failed, or the engine cannot be killed.
         TimeoutError: A run took longer than ``timeout_s``; the text names its place.
     """
+    if not isinstance(flow, str) and not callable(flow):
+        raise TypeError(
+            f"flow must be a function or a text like 'module:function', got {type(flow).__name__}"
+        )
+    check_messages(messages)
     name, python_path = _importable(flow)
     with _folder(data_dir) as folder:
         explorer = _Explorer(

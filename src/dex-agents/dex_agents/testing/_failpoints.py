@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
+
+from dex_agents._arguments import check_name, path_of
 
 
 def failpoint_env(failpoints: Sequence[str], marker_dir: str | os.PathLike[str]) -> dict[str, str]:
@@ -19,15 +20,23 @@ def failpoint_env(failpoints: Sequence[str], marker_dir: str | os.PathLike[str])
         marker_dir: Where a file remembers a place that has killed, so that each does it once over
             all processes that share the folder.
     """
+    if isinstance(failpoints, str | bytes):
+        raise TypeError(f"failpoints must be a list of names, got {failpoints!r}")
+    for name in failpoints:
+        check_name("a failpoint", name)
+        if "," in name:
+            raise ValueError(f"a failpoint must not have a comma, got {name!r}; list it twice")
+    markers = path_of("marker_dir", marker_dir)
     if not failpoints:
         return {}
     armed = (name if "=" in name else f"{name}=kill" for name in failpoints)
     return {
         "DEX_AGENTS_FAILPOINTS": ",".join(armed),
-        "DEX_AGENTS_FAILPOINT_DIR": os.fspath(marker_dir),
+        "DEX_AGENTS_FAILPOINT_DIR": str(markers),
     }
 
 
 def is_failpoint_reached(name: str, marker_dir: str | os.PathLike[str]) -> bool:
     """Whether a process was killed at this place."""
-    return (Path(marker_dir) / name).exists()
+    check_name("name", name)
+    return (path_of("marker_dir", marker_dir) / name).exists()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
+
+from dex_agents._arguments import path_of
 
 
 class Ledger:
     """An append-only file of JSON lines."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
+        self._path = path_of("path", path)
 
     def record(self, name: str, **fields: Any) -> None:
         """Append one entry; it is on disk when this returns."""

@@ -84,10 +84,12 @@ async def play_session(
         timeout_s: For all of it, in seconds.
 
     Raises:
+        TypeError, ValueError: ``messages`` is no list of texts, or is empty.
         TimeoutError: It took longer.
         InterruptError: An answer does not fit its interrupt.
         SessionError: A command was refused for another reason than that something was down.
     """
+    check_messages(messages)
     async with asyncio.timeout(timeout_s):
         deadline = time.monotonic() + timeout_s
         player = _Player(sessions, session_id, answer, deadline)
@@ -100,6 +102,17 @@ async def play_session(
             await _until_taken(send)
             errors.append(await player.finish_turn(number))
         return PlayedSession(await _history(sessions, session_id), errors)
+
+
+def check_messages(messages: object) -> None:
+    """Messages are a list of texts, at least one; a lone text would be sent by its letters."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise TypeError(f"messages must be a list of texts, got {type(messages).__name__}")
+    if not messages:
+        raise ValueError("messages must hold at least one text")
+    for message in messages:
+        if not isinstance(message, str):
+            raise TypeError(f"messages must hold texts, got {type(message).__name__}")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal, TypeAlias
 
+from dex_agents._arguments import check_instance
 from dex_agents._contract import Json, TokenUsage, ToolCallStatus
 from dex_agents.ui_stream._changes import (
     CallFinished,
@@ -54,6 +55,9 @@ class AiSdkEncoder:
     ) -> None:
         if version not in (5, 6, 7):
             raise ValueError(f"version must be 5, 6 or 7, got {version!r}")
+        check_instance("session_id", session_id, str)
+        if options is not None:
+            check_instance("options", options, UiStreamOptions)
         self._session_id = session_id
         self._version = version
         self._options = options or UiStreamOptions()

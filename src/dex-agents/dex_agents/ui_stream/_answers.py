@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from dex_agents._arguments import check_instance
 from dex_agents._contract import Json
 from dex_agents._session.client import AgentSessionClient
 from dex_agents._session.views import AgentSnapshot, PendingInterrupt
@@ -18,6 +19,7 @@ async def pending_interrupts(
 
 def next_turn(snapshot: AgentSnapshot) -> str:
     """Id of the turn that a message would open if it was the next one that the session takes."""
+    check_instance("snapshot", snapshot, AgentSnapshot, "get_agent_snapshot() gives one")
     ahead = bool(snapshot.turn_id) + snapshot.queued_messages
     return f"t{snapshot.turns_done + ahead + 1}"
 

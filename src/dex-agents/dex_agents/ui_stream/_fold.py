@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dex_agents._arguments import check_instance
 from dex_agents._contract import Json, TokenUsage, ToolCallStatus
 from dex_agents._session.records import turn_number
 from dex_agents._session.views import AgentEvent, FinishedTurn
@@ -77,6 +78,7 @@ class TurnFold:
     """
 
     def __init__(self, turn_id: str) -> None:
+        check_instance("turn_id", turn_id, str, "such as 't1'")
         self.turn_id = turn_id
         self.has_ended = False
         self._number = turn_number(turn_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from dex_agents._contract import Json, ToolCallStatus
 from dex_agents.ui_stream._changes import CANCELLED, CallFinished, TurnEnded, UiInterrupt
@@ -33,6 +33,12 @@ class UiStreamOptions:
     show_tool_inputs: bool = True
     show_tool_outputs: bool = True
     show_reasoning: bool = True
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, bool):
+                raise TypeError(f"{field.name} must be True or False, got {value!r}")
 
     def input_of(self, arguments: Json) -> Json:
         """Arguments as shown."""

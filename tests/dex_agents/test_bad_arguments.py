@@ -1,0 +1,228 @@
+"""Arguments of public functions that are wrong are refused by name, before anything is done."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dex_agents import agent_worker_options, run_agent_workers
+from dex_agents.connectors import ConnectionReference, ConnectorToolSource, connector_call_id
+from dex_agents.session_graph import (
+    flow_mermaid,
+    history_mermaid,
+    history_svg,
+    read_session_history,
+    render_session_flow_graph,
+)
+from dex_agents.testing import (
+    Ledger,
+    explore_crashes,
+    failpoint_env,
+    is_failpoint_reached,
+    play_session,
+    private_engine,
+    read_step_history,
+    read_step_shape,
+)
+from dex_agents.ui_stream import AiSdkEncoder, TurnFold, UiStreamOptions, next_turn
+from dex_agents_google_adk import AdkSessionRunner, idempotency_key_for_tool_call
+
+ADDRESS = "server_address must be host:port without a scheme, such as 127.0.0.1:8801, got "
+NOWHERE = "127.0.0.1:1"
+NAME = "must be a printable text that is not blank, got "
+HISTORY = "history must be a SessionHistory, got str; it comes from read_session_history()"
+NO: Any = None
+
+
+def workers(**arguments: Any) -> Any:
+    return run_agent_workers(**{"flows": "os:path", "server_address": NOWHERE} | arguments)
+
+
+def options(**arguments: Any) -> Any:
+    return agent_worker_options(**{"server_address": NOWHERE} | arguments)
+
+
+async def entered(data_file: Any) -> Any:
+    async with private_engine(data_file):
+        pytest.fail("an engine was started")
+
+
+def addresses(function: Callable[[Any], Any]) -> list[tuple[Callable[[], Any], type, str]]:
+    """An address that is none, for every function that takes one."""
+    texts = (
+        "",
+        " ",
+        "no-port",
+        ":1",
+        "a:b",
+        "a:0",
+        "a:65536",
+        "http://a:1",
+        "a\0:1",
+        "a:" + "1" * 5000,
+    )
+    return [
+        *((lambda t=t: function(t), ValueError, f"{ADDRESS}{t[:80]!r}") for t in texts),
+        *((lambda v=v: function(v), TypeError, f"{ADDRESS}{v!r}") for v in (None, 7, b"a:1")),
+    ]
+
+
+def names(function: Callable[[Any], Any], what: str) -> list[tuple[Callable[[], Any], type, str]]:
+    """A name that is none."""
+    texts = ("", " ", "a\0b", "a\ud800", "\n" * 5000)
+    return [
+        *((lambda t=t: function(t), ValueError, f"{what} {NAME}{t[:80]!r}") for t in texts),
+        (lambda: function(None), TypeError, f"{what} must be a str, got NoneType"),
+        (lambda: function(b"x"), TypeError, f"{what} must be a str, got bytes"),
+    ]
+
+
+def paths(function: Callable[[Any], Any], what: str) -> list[tuple[Callable[[], Any], type, str]]:
+    """A path that is none."""
+    hint = f"{what} must be a path"
+    return [
+        *((lambda t=t: function(t), ValueError, f"{hint}, got {t!r}") for t in ("", " ", "a\0b")),
+        (lambda: function(7), TypeError, f"{hint} (str or os.PathLike), got int"),
+        (lambda: function(b"x"), TypeError, f"{hint} (str or os.PathLike), got bytes"),
+    ]
+
+
+def counts(
+    function: Callable[[Any], Any], what: str, least: int
+) -> list[tuple[Callable[[], Any], type, str]]:
+    """A count that is none."""
+    small = (least - 1, -(10**30))
+    return [
+        *(
+            (lambda n=n: function(n), ValueError, f"{what} must be at least {least}, got {n}")
+            for n in small
+        ),
+        *(
+            (lambda v=v: function(v), TypeError, f"{what} must be an int, got {v!r}")
+            for v in (True, 1.5, "2", None)
+        ),
+    ]
+
+
+def messages(function: Callable[[Any], Any]) -> list[tuple[Callable[[], Any], type, str]]:
+    """Messages to play that are none."""
+    return [
+        (lambda: function("hello"), TypeError, "messages must be a list of texts, got str"),
+        (lambda: function(None), TypeError, "messages must be a list of texts, got NoneType"),
+        (lambda: function([]), ValueError, "messages must hold at least one text"),
+        (lambda: function(["a", 7]), TypeError, "messages must hold texts, got int"),
+    ]
+
+
+CASES: list[tuple[Callable[[], Any], type, str]] = [
+    *addresses(lambda v: options(server_address=v)),
+    *addresses(lambda v: workers(server_address=v)),
+    *addresses(lambda v: read_step_history(v, "s")),
+    *addresses(lambda v: read_step_shape(v, "s")),
+    *addresses(lambda v: read_session_history(v, "s")),
+    *counts(lambda v: options(max_concurrent_tasks=v), "max_concurrent_tasks", 2),
+    *counts(lambda v: options(idle_streams_per_queue=v), "idle_streams_per_queue", 1),
+    *counts(lambda v: workers(processes=v), "processes", 1),
+    *names(lambda v: read_step_history(NOWHERE, v), "session_id"),
+    *names(lambda v: read_session_history(NOWHERE, v), "session_id"),
+    *names(lambda v: failpoint_env([v], "/tmp"), "a failpoint"),
+    *names(lambda v: is_failpoint_reached(v, "/tmp"), "name"),
+    *names(lambda v: ConnectionReference(v, "x"), "connector_id"),
+    *names(lambda v: ConnectionReference("x", v), "name"),
+    *names(lambda v: ConnectorToolSource([], source_name=v), "source_name"),
+    *paths(lambda v: workers(cache_dir=v), "cache_dir"),
+    *paths(lambda v: Ledger(v), "path"),
+    *paths(lambda v: failpoint_env(["a"], v), "marker_dir"),
+    *paths(lambda v: is_failpoint_reached("a", v), "marker_dir"),
+    *paths(entered, "data_file"),
+    *messages(lambda v: play_session(NO, "s", v)),
+    *messages(lambda v: explore_crashes("os:path", v)),
+    (lambda: options(app_worker_id=7), TypeError, "app_worker_id must be a str, got int"),
+    (
+        lambda: failpoint_env("tool.after_call", "/tmp"),
+        TypeError,
+        "failpoints must be a list of names, got 'tool.after_call'",
+    ),
+    (
+        lambda: failpoint_env(["a,b"], "/tmp"),
+        ValueError,
+        "a failpoint must not have a comma, got 'a,b'; list it twice",
+    ),
+    (
+        lambda: explore_crashes(NO, ["x"]),
+        TypeError,
+        "flow must be a function or a text like 'module:function', got NoneType",
+    ),
+    (
+        lambda: connector_call_id(NO, "s", "c", "o"),
+        TypeError,
+        "flow_id must be a str, got NoneType",
+    ),
+    (
+        lambda: connector_call_id("f", "s", "c", NO),
+        TypeError,
+        "operation_id must be a str, got NoneType",
+    ),
+    (
+        lambda: ConnectorToolSource(NO),
+        TypeError,
+        "tools must be a Sequence, got NoneType; list what connector_tool() makes",
+    ),
+    (lambda: flow_mermaid(NO), TypeError, "flow_type must be a str, got NoneType"),
+    (lambda: render_session_flow_graph(NO), TypeError, "flow_type must be a str, got NoneType"),
+    (lambda: history_svg("s"), TypeError, HISTORY),  # type: ignore[arg-type]
+    (lambda: history_mermaid("s"), TypeError, HISTORY),  # type: ignore[arg-type]
+    (lambda: AiSdkEncoder(NO), TypeError, "session_id must be a str, got NoneType"),
+    (
+        lambda: AiSdkEncoder("s", options=7),  # type: ignore[arg-type]
+        TypeError,
+        "options must be a UiStreamOptions, got int",
+    ),
+    (lambda: TurnFold(NO), TypeError, "turn_id must be a str, got NoneType; such as 't1'"),
+    (
+        lambda: UiStreamOptions(show_errors=1),  # type: ignore[arg-type]
+        TypeError,
+        "show_errors must be True or False, got 1",
+    ),
+    (
+        lambda: next_turn(NO),
+        TypeError,
+        "snapshot must be a AgentSnapshot, got NoneType; get_agent_snapshot() gives one",
+    ),
+    (
+        lambda: AdkSessionRunner(NO, NO),
+        TypeError,
+        "flow must be what adk_agent_session_flow() makes, got NoneType",
+    ),
+    (
+        lambda: idempotency_key_for_tool_call(NO),
+        TypeError,
+        "tool_context must be the ToolContext that ADK gives the tool, got NoneType",
+    ),
+]
+
+
+async def finished(use: Callable[[], Any]) -> Any:
+    result = use()
+    return await result if inspect.isawaitable(result) else result
+
+
+@pytest.mark.parametrize(
+    ("use", "kind", "text"), CASES, ids=[str(number) for number in range(len(CASES))]
+)
+async def test_a_wrong_argument_is_refused_by_name(
+    use: Callable[[], Any],
+    kind: type[Exception],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+        await finished(use)
+    assert list(tmp_path.iterdir()) == []
