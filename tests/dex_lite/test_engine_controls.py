@@ -41,7 +41,6 @@ from dex import (
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
 
-import dex_lite
 from dex_lite._options import EngineOptions
 from dex_lite_samples import App, Chain, Mailbox, serve, serve_sync
 from support.cli import command
@@ -274,11 +273,3 @@ async def test_closed_runs_are_deleted_when_their_time_is_over(tmp_path: Path) -
     assert counts["runs"] == 1
     async with serve(tmp_path, chain, mailbox, options=options) as app:
         await app.call(mailbox.send, "open", "end")
-
-
-@pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
-async def test_retention_that_is_no_time_is_refused(tmp_path: Path, seconds: float) -> None:
-    options = EngineOptions(retention_s=seconds)
-    with pytest.raises(ValueError, match="retention"):
-        async with dex_lite.open_engine(tmp_path / "engine.db", options=options):
-            pass

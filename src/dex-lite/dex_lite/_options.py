@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
+from typing import get_args
 
 from dex_lite._schema import Durability
 from dex_lite._wire.limits import Limits
@@ -27,6 +29,10 @@ class EngineOptions:
         drain_s: How long a stop waits for handlers that run.
         eager_registration: Acknowledge every Worker stream at once; slower, see the matcher.
         limits: Sizes and names.
+
+    Raises:
+        TypeError, ValueError: A setting is of another type, a time is negative or not finite, or
+            there is no such durability.
     """
 
     durability: Durability = "full"
@@ -41,3 +47,23 @@ class EngineOptions:
     drain_s: float = 10.0
     eager_registration: bool = False
     limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if self.durability not in get_args(Durability):
+            known = " or ".join(map(repr, get_args(Durability)))
+            raise ValueError(f"durability must be {known}, got {self.durability!r}")
+        if not isinstance(self.limits, Limits):
+            raise TypeError(f"limits must be a Limits, got {type(self.limits).__name__}")
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.type == "bool" and not isinstance(value, bool):
+                raise TypeError(f"{setting.name} must be True or False, got {value!r}")
+            if setting.name.endswith("_s") and not (setting.default is None and value is None):
+                _check_seconds(setting.name, value)
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be seconds as a number, got {value!r}")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be seconds from 0 on, got {value}")

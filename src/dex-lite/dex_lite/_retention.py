@@ -22,8 +22,6 @@ class Retention:
     """Looks for what is too old from time to time, ten times within the retention."""
 
     def __init__(self, engine: Engine, retention_s: float | None) -> None:
-        if retention_s is not None and not 0 <= retention_s < float("inf"):
-            raise ValueError(f"a retention must be a number of seconds from 0, not {retention_s}")
         self._engine = engine
         self._retention_s = retention_s
         self._task: asyncio.Task[None] | None = None

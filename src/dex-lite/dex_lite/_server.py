@@ -79,8 +79,10 @@ async def open_engine(
         metrics_host: Address of the metrics.
 
     Raises:
+        TypeError, ValueError: ``path`` is no path.
         DexLiteError: The file or the port cannot be used; the text says who holds it and the way out.
     """
+    _check_path(path)
     check_exposure(host, token_file)
     tokens = None if token_file is None else TokenFile(token_file)
     options = options or EngineOptions()
@@ -184,3 +186,11 @@ async def _shut_down(
     await engine.dialer.close()
     engine.stop("the engine is stopping")
     await server.stop(_CALLS_END_WITHIN_S)
+
+
+def _check_path(path: object) -> None:
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise TypeError(f"path must be a path (str or os.PathLike), got {type(path).__name__}")
+    text = os.fspath(path)
+    if not text.strip() or "\0" in text:
+        raise ValueError(f"path must be the path of a data file, got {text[:80]!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from dex.dexpb import dex_pb2 as pb
 
@@ -32,6 +32,9 @@ class Limits:
         calls: Most calls of clients at a time, those that wait included.
         worker_streams: Most streams of Workers.
         streams_per_worker: Most streams of one Worker.
+
+    Raises:
+        TypeError, ValueError: A limit is no int from 1 on.
     """
 
     request: int = 16 << 20
@@ -54,6 +57,14 @@ class Limits:
     calls: int = 20_000
     worker_streams: int = 4_096
     streams_per_worker: int = 256
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{limit.name} must be an int, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{limit.name} must be at least 1, got {value}")
 
 
 def name_fault(kind: str, name: str, limits: Limits, *, forbidden: str = "/$:") -> str | None:
