@@ -24,6 +24,7 @@ from dex_lite._errors import (
     DexLiteError,
 )
 from dex_lite._journal import AddFacts, Journal, PutRun, PutSnapshot, RunRow
+from dex_lite._schema import FORMAT
 
 ROW = RunRow("r", "flow", "Type", 1, 1, "", "r", 1, None)
 
@@ -185,7 +186,7 @@ async def test_newer_format(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    await _check_refused(path, DataFileVersionError, "format 99.*up to format 2")
+    await _check_refused(path, DataFileVersionError, f"format 99.*up to format {FORMAT}")
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.9])

@@ -26,6 +26,7 @@ from dex_lite._journal import (
     Journal,
     PutIndexTypes,
     PutRun,
+    PutSecret,
     PutSnapshot,
     PutStreamGroup,
     RunRow,
@@ -47,6 +48,7 @@ class Content:
         self.rows: dict[str, RunRow] = {}
         self.facts: dict[str, list[tuple[int, bytes]]] = {}
         self.snapshots: dict[str, tuple[int, bytes]] = {}
+        self.secrets: dict[str, dict[str, bytes]] = {}
         self.types: dict[str, int] = {}
         self.groups: dict[int, PutStreamGroup] = {}
         self.messages: dict[int, tuple[int, str, bytes]] = {}
@@ -56,6 +58,7 @@ class Content:
         if isinstance(write, PutRun):
             self.rows[write.row.run_id] = write.row
             self.facts.setdefault(write.row.run_id, [])
+            self.secrets.setdefault(write.row.run_id, {})
         elif isinstance(write, AddFacts):
             self.facts[write.run_id] += enumerate(write.payloads, write.first_number)
         elif isinstance(write, PutSnapshot):
@@ -66,8 +69,12 @@ class Content:
             self.groups[write.group] = write
         elif isinstance(write, AddStreamMessage):
             self.messages[write.sequence] = (write.created_ms, write.source, write.value)
+        elif isinstance(write, PutSecret):
+            self.secrets[write.run_id].pop(write.attribute, None)
+            if write.value is not None:
+                self.secrets[write.run_id][write.attribute] = write.value
         elif isinstance(write, DropRun):
-            for kept in (self.rows, self.facts, self.snapshots):
+            for kept in (self.rows, self.facts, self.snapshots, self.secrets):
                 kept.pop(write.run_id, None)
         elif isinstance(write, TrimStream):
             for sequence in write.sequences:
@@ -109,6 +116,9 @@ class History:
             number = len(content.facts[run]) + 1
             count = pick.choice((1, 1, 2, 5))
             add(AddFacts(run, number, [self.bytes() for _ in range(count)]))
+            if pick.random() < 0.2:
+                value = self.bytes() if pick.random() < 0.7 else None
+                add(PutSecret(run, pick.choice("st"), value))
             if pick.random() < 0.15:
                 add(PutSnapshot(run, number, self.bytes()))
             if pick.random() < 0.05:
@@ -141,6 +151,7 @@ async def read(journal: Journal) -> Content:
     content.rows = {row.run_id: row for row in journal.latest_runs()}
     for run_id in content.rows:
         content.facts[run_id] = await journal.facts(run_id, 0, -1)
+        content.secrets[run_id] = await journal.secrets(run_id)
     for stored in journal.open_runs():
         first = stored.snapshot[0] if stored.snapshot else 0
         assert stored.facts == [f for f in content.facts[stored.row.run_id] if f[0] > first]

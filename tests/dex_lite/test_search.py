@@ -42,6 +42,7 @@ from dex.dexpb import dex_pb2_grpc
 import dex_lite
 from dex_lite import EngineOptions
 from dex_lite._check import check
+from dex_lite._schema import FORMAT
 from dex_lite_samples import App, serve
 from support.cli import command
 
@@ -471,7 +472,7 @@ async def test_a_file_of_format_1_is_indexed_when_it_is_opened(tmp_path: Path) -
     async with dex_lite.open_engine(path):
         pass
     connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (FORMAT,)
     assert connection.execute("SELECT value FROM meta WHERE key = 'indexes_filled'").fetchone() == (
         1,
     )

@@ -96,7 +96,32 @@ BAD_STARTS: dict[str, tuple[pb.StartFlowRequest, str]] = {
         _options(attributes=[pb.AttributeWrite(key="k", value=TEXT)] * 2),
         "repeat 'k'",
     ),
-    "hard delete": (_attribute("k", TEXT, is_hard_delete_on_null=True), "hard-delete"),
+    "hard-delete number": (
+        _attribute("k", pb.Value(int_value=1), is_hard_delete_on_null=True),
+        "hard-delete Attribute 'k' must be text or an object",
+    ),
+    "hard-delete index": (
+        _attribute(
+            "k",
+            TEXT,
+            is_hard_delete_on_null=True,
+            index_config=pb.IndexConfig(enable=True, type=pb.INDEX_TYPE_KEYWORD),
+        ),
+        "must not be indexed",
+    ),
+    "hard-delete store": (
+        _attribute("k", TEXT, is_hard_delete_on_null=True, sync_config=pb.AttributeSyncConfig()),
+        "must not go to an Attribute Store",
+    ),
+    "hard-delete twice": (
+        _options(
+            attributes=[
+                pb.AttributeWrite(key="k", value=TEXT, is_hard_delete_on_null=flag)
+                for flag in (True, False)
+            ]
+        ),
+        "repeat 'k'",
+    ),
     "index": (
         _attribute("k", TEXT, index_config=pb.IndexConfig(enable=True)),
         "index 'k' has the unknown type 0",

@@ -14,6 +14,7 @@ from dex_lite._machine.facts import AnyFact, RunStarted, decode_fact, decode_sta
 from dex_lite._machine.fold import fold
 from dex_lite._machine.model import RUNNING, Parent, RunState
 from dex_lite._records import RunRow
+from dex_lite._schema import has_secrets
 from dex_lite._wire.history import HistoryReader
 
 _STATUSES = frozenset(pb.FlowStatus.values()) - {0}
@@ -145,6 +146,10 @@ class _Folding:
         self._is_faulty = False
         if row is None:
             self._fault(f"facts belong to run number {key}, which does not exist")
+        self._secrets: set[str] = set()
+        if has_secrets(connection):
+            rows = connection.execute("SELECT attribute FROM secrets WHERE run = ?", (key,))
+            self._secrets = {attribute for (attribute,) in rows}
         self._snapshot: tuple[int, Any] | None = connection.execute(
             "SELECT number, payload FROM snapshots WHERE run = ?", (key,)
         ).fetchone()
@@ -197,6 +202,9 @@ class _Folding:
                 return
         if state.next_run_id and state.next_run_id not in family.run_ids:
             self._fault(f"{self._run()} is followed by run {state.next_run_id}, which is missing")
+            return
+        if self._secrets != state.secrets.keys():
+            self._fault(f"{self._run()} has other hard-delete Attributes than its facts say")
             return
         for fault in self._indexes.faults(self.key, state):
             self._fault(f"{self._run()}: {fault}")

@@ -24,6 +24,7 @@ from dex_lite._machine.facts import (
     MethodFailed,
     RunClosed,
     RunStarted,
+    SecretsWritten,
     StepEnded,
     decode_fact,
     decode_state,
@@ -37,7 +38,7 @@ from dex_lite._machine.turn import CancelTask, Effect, Ready, SetTimer, Turn
 from dex_lite._matching import Matcher
 from dex_lite._meter import Meter
 from dex_lite._options import EngineOptions
-from dex_lite._records import AddFacts, PutRun, PutSnapshot, RunRow, Write
+from dex_lite._records import AddFacts, PutRun, PutSecret, PutSnapshot, RunRow, Write
 from dex_lite._retention import Retention
 from dex_lite._runs import Run, Waiter, read_state
 from dex_lite._stream_log import StreamLog
@@ -93,6 +94,7 @@ class Engine:
             for _, payload in stored.facts:
                 state = fold(state, decode_fact(payload))
             assert state is not None
+            state.attributes.update(stored.secrets)
             run = self.runs[state.run_id] = Run(state)
             run.snapshot_at = stored.snapshot[0] if stored.snapshot else 0
         for run in list(self.runs.values()):
@@ -224,6 +226,9 @@ class Engine:
         ]
         is_row_new = False
         for fact in turn.facts:
+            if isinstance(fact, SecretsWritten | RunStarted):
+                secrets = fact.writes if isinstance(fact, SecretsWritten) else fact.secrets
+                writes += [PutSecret(state.run_id, key, value) for key, value in secrets]
             if isinstance(fact, StepEnded):
                 self.attempts.forget(run, fact.execution_id)
             elif isinstance(fact, MethodCompleted | MethodFailed):

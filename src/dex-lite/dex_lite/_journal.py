@@ -26,6 +26,7 @@ from dex_lite._records import (
     DropRun,
     PutIndexTypes,
     PutRun,
+    PutSecret,
     PutSnapshot,
     PutStreamGroup,
     RunRow,
@@ -42,6 +43,7 @@ __all__ = [
     "Journal",
     "PutIndexTypes",
     "PutRun",
+    "PutSecret",
     "PutSnapshot",
     "PutStreamGroup",
     "RunRow",
@@ -218,9 +220,12 @@ class Journal:
                 else:
                     self._is_writer_asleep = True
             if not batch:
-                is_worth_it = unmerged > _BYTES_WORTH_A_CHECKPOINT
+                # What was removed for good is still in the log, until that is cut.
+                mode = "TRUNCATE" if self._batches.has_removed else "PASSIVE"
+                is_worth_it = unmerged > _BYTES_WORTH_A_CHECKPOINT or mode == "TRUNCATE"
                 if not self._sleep(_IDLE_BEFORE_CHECKPOINT_S if is_worth_it else -1):
-                    self._checkpoint("PASSIVE")
+                    if self._checkpoint(mode):
+                        self._batches.has_removed = False
                     unmerged = 0
                 continue
             try:
@@ -257,13 +262,17 @@ class Journal:
             return False
         return True
 
-    def _checkpoint(self, mode: str) -> None:
+    def _checkpoint(self, mode: str) -> bool:
+        """Whether it was done whole. Commits never wait for a reader that is in its way."""
         try:
-            self._connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+            with _schema.without_waiting(self._connection):
+                row = self._connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+            return bool(row[0] == 0)
         except sqlite3.Error as error:
             # Nothing is lost, the log has it all. If the disk is the reason, the next commit stops
             # the engine.
             _LOGGER.warning("checkpoint of %s failed: %s", self.path, error)
+            return False
 
     def _finish(self) -> None:
         try:
@@ -319,6 +328,10 @@ class Journal:
         return await self._reader.read(
             lambda connection: _journal_sql.closed_before(connection, at_ms, limit)
         )
+
+    async def secrets(self, run_id: str) -> dict[str, bytes]:
+        """Durable values of a run's hard-delete Attributes."""
+        return await self._reader.read(lambda connection: _journal_sql.secrets(connection, run_id))
 
     async def stream_messages(self, sequences: Sequence[int]) -> dict[int, tuple[int, str, bytes]]:
         """Time, source and value of durable messages by sequence. For StreamLog."""

@@ -17,6 +17,7 @@ from dex_lite._records import (
     PutIndexed,
     PutIndexTypes,
     PutRun,
+    PutSecret,
     PutSnapshot,
     PutStreamGroup,
     RunRow,
@@ -32,6 +33,7 @@ _INDEXED_SIZE = 512
 _SET_FILLED = "INSERT OR REPLACE INTO meta VALUES ('indexes_filled', ?)"
 NUMBER_BITS = 32
 NUMBER_MASK = (1 << NUMBER_BITS) - 1
+_SECRETS = "SELECT attribute, value FROM secrets WHERE run = ?"
 _RUN_COLUMNS = (
     "run_id, flow_id, flow_type, status, run_attempt, request_id, first_run_id, start_ms, close_ms"
 )
@@ -42,6 +44,8 @@ class BatchWriter:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        # Something that must not be found in the file any more. A process before may have left it.
+        self.has_removed = True
         self._keys: dict[str, int] = {}
         newest = connection.execute("SELECT coalesce(max(id), 0) FROM runs").fetchone()
         self._next_key: int = newest[0] + 1
@@ -55,6 +59,7 @@ class BatchWriter:
         closed: list[str] = []
         dropped: set[str] = set()
         size = 0
+        is_secret = False
         for write in batch:
             if isinstance(write, AddFacts):
                 number = (self._key(write.run_id) << NUMBER_BITS) + write.first_number
@@ -84,6 +89,10 @@ class BatchWriter:
             elif isinstance(write, DropRun):
                 statements += self._drop(write.run_id)
                 dropped.add(write.run_id)
+            elif isinstance(write, PutSecret):
+                statements.append(self._secret(write))
+                size += len(write.value or b"")
+                self.has_removed = is_secret = True
             elif isinstance(write, TrimStream):
                 trimmed += write.sequences
             elif isinstance(write, PutStreamGroup):
@@ -108,7 +117,13 @@ class BatchWriter:
         statements += _inserts("stream_messages", 6, messages)
         # Last: a message may have been added and trimmed in the same batch.
         statements += _deletes(trimmed)
-        self._run(statements)
+        if is_secret or dropped:  # freed bytes are overwritten
+            self._connection.execute("PRAGMA secure_delete = ON").fetchone()
+        try:
+            self._run(statements)
+        finally:
+            if is_secret or dropped:
+                self._connection.execute("PRAGMA secure_delete = OFF").fetchone()
         for run_id in closed:
             # Facts after the close are rare, and closed runs are many: look the key up again then.
             self._keys.pop(run_id, None)
@@ -119,9 +134,16 @@ class BatchWriter:
         self._keys.pop(run_id)
         first = key << NUMBER_BITS
         yield "DELETE FROM facts WHERE id BETWEEN ? AND ?", (first, first + NUMBER_MASK)
-        for table in ("snapshots", "index_terms", "indexed_attributes"):
+        for table in ("snapshots", "index_terms", "indexed_attributes", "secrets"):
             yield f"DELETE FROM {table} WHERE run = ?", (key,)
         yield "DELETE FROM runs WHERE id = ?", (key,)
+
+    def _secret(self, write: PutSecret) -> tuple[str, Sequence[Any]]:
+        key = self._key(write.run_id)
+        if write.value is None:
+            return "DELETE FROM secrets WHERE run = ? AND attribute = ?", (key, write.attribute)
+        row = (key, write.attribute, write.value)
+        return "INSERT OR REPLACE INTO secrets VALUES (?, ?, ?)", row
 
     def _is_known(self, run_id: str) -> bool:
         try:
@@ -222,7 +244,13 @@ def open_runs(connection: sqlite3.Connection) -> Iterator[StoredRun]:
             "SELECT number, payload FROM snapshots WHERE run = ?", (key,)
         ).fetchone()
         first = 0 if snapshot is None else snapshot[0] + 1
-        yield StoredRun(row, snapshot, _facts(connection, key, first, -1))
+        secret = dict(connection.execute(_SECRETS, (key,)).fetchall())
+        yield StoredRun(row, snapshot, _facts(connection, key, first, -1), secret)
+
+
+def secrets(connection: sqlite3.Connection, run_id: str) -> dict[str, bytes]:
+    key = connection.execute("SELECT id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+    return {} if key is None else dict(connection.execute(_SECRETS, key).fetchall())
 
 
 def latest_runs(connection: sqlite3.Connection) -> Iterator[RunRow]:

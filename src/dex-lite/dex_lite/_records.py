@@ -30,6 +30,7 @@ class StoredRun(msgspec.Struct, frozen=True):
     row: RunRow
     snapshot: tuple[int, bytes] | None  # number of the last fact in it, payload
     facts: list[tuple[int, bytes]]  # those after the snapshot, in order
+    secrets: Mapping[str, bytes] = {}  # values of hard-delete Attributes
 
 
 class PutRun(msgspec.Struct, frozen=True):
@@ -46,6 +47,14 @@ class PutSnapshot(msgspec.Struct, frozen=True):
     run_id: str
     number: int
     payload: bytes
+
+
+class PutSecret(msgspec.Struct, frozen=True):
+    """The value of a hard-delete Attribute; ``None`` removes it, and what it was."""
+
+    run_id: str
+    attribute: str
+    value: bytes | None
 
 
 class DropRun(msgspec.Struct, frozen=True):
@@ -103,6 +112,7 @@ Write = (
     PutRun
     | AddFacts
     | DropRun
+    | PutSecret
     | PutSnapshot
     | PutIndexTypes
     | IndexesFilled

@@ -38,12 +38,31 @@ def check_room(
     _check_channels(state, limits, writes)
 
 
+def check_secrets(state: RunState, writes: Writes) -> None:
+    """Refuse to make a hard-delete Attribute of another one, and the other way round.
+
+    Raises:
+        BadRequest: The text names the Attribute and the way out.
+    """
+    for key, _ in writes.secrets:
+        if key in state.attributes and key not in state.secrets:
+            raise BadRequest(
+                f"Attribute {key!r} has a value in the history, which cannot be hard-deleted. Delete the "
+                "Attribute first, or use another name"
+            )
+    for key, _ in writes.attributes:
+        if key in state.secrets:
+            raise BadRequest(
+                f"Attribute {key!r} is a hard-delete Attribute. Delete it as one first, or use another name"
+            )
+
+
 def _check_attributes(state: RunState, limits: Limits, writes: Writes) -> None:
     # Counted only near the limit: most writes are to Attributes that are there.
-    if len(state.attributes) + len(writes.attributes) <= limits.attributes:
+    if len(state.attributes) + len(writes.attributes) + len(writes.secrets) <= limits.attributes:
         return
     after = set(state.attributes)
-    for key, value in writes.attributes:
+    for key, value in (*writes.attributes, *writes.secrets):
         if value is None:
             after.discard(key)
         else:

@@ -148,6 +148,8 @@ async def read_state(journal: Journal, run_id: str) -> RunState | None:
         for _, payload in facts:
             state = fold(state, decode_fact(payload))
         number = facts[-1][0] + 1
+    if state is not None and state.secrets:
+        state.attributes |= await journal.secrets(run_id)
     return state
 
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sqlite3
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from dex_lite._errors import (
@@ -24,7 +24,7 @@ from dex_lite._errors import (
 Durability = Literal["full", "normal"]
 
 APPLICATION_ID = 0x6465786C  # "dexl"
-FORMAT = 2
+FORMAT = 3
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_SIZE = 100
 # Checking costs about 1 ms per MiB. A small file is always checked, a big one only after a stop
@@ -78,8 +78,16 @@ CREATE INDEX terms_of_run ON index_terms (run, name, term);
 INSERT INTO meta VALUES ('indexes_filled', 0);
 """
 _FORMAT_WITH_INDEXES = 2
+# Values of hard-delete Attributes: nowhere else, so that they can be removed.
+_FORMAT_3 = """
+CREATE TABLE secrets (
+    run INTEGER NOT NULL, attribute TEXT NOT NULL, value BLOB NOT NULL,
+    PRIMARY KEY (run, attribute)
+) WITHOUT ROWID;
+"""
+_FORMAT_WITH_SECRETS = 3
 # What turns a file of one format into the next one, from nothing on.
-_STEPS = (_FORMAT_1, _FORMAT_2)
+_STEPS = (_FORMAT_1, _FORMAT_2, _FORMAT_3)
 
 Connect = Callable[..., sqlite3.Connection]
 
@@ -243,6 +251,16 @@ def open_reader(path: str) -> sqlite3.Connection:
     return connection
 
 
+@contextlib.contextmanager
+def without_waiting(connection: sqlite3.Connection) -> Iterator[None]:
+    """Whoever holds a lock that is needed in the block is not waited for."""
+    connection.execute("PRAGMA busy_timeout = 0").fetchone()
+    try:
+        yield
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {int(_BUSY_TIMEOUT_S * 1_000)}").fetchone()
+
+
 def boots(connection: sqlite3.Connection) -> int:
     """How many times the file was opened: part of what must never repeat after a crash."""
     value: int = connection.execute("SELECT value FROM meta WHERE key = 'boots'").fetchone()[0]
@@ -252,6 +270,11 @@ def boots(connection: sqlite3.Connection) -> int:
 def has_indexes(connection: sqlite3.Connection) -> bool:
     """Whether the file is of a format with Attribute indexes."""
     return bool(connection.execute("PRAGMA user_version").fetchone()[0] >= _FORMAT_WITH_INDEXES)
+
+
+def has_secrets(connection: sqlite3.Connection) -> bool:
+    """Whether the file is of a format with hard-delete Attributes."""
+    return bool(connection.execute("PRAGMA user_version").fetchone()[0] >= _FORMAT_WITH_SECRETS)
 
 
 def are_indexes_filled(connection: sqlite3.Connection) -> bool:

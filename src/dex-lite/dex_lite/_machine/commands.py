@@ -14,6 +14,7 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True):
 
     attributes: tuple[tuple[str, Value | None], ...] = ()
     indexes: tuple[IndexUse, ...] = ()  # of these Attributes
+    secrets: tuple[tuple[str, Value | None], ...] = ()  # hard-delete Attributes
     deleted: tuple[tuple[str, str], ...] = ()  # channel, message id
     published: tuple[tuple[str, Value], ...] = ()
     step_locals: tuple[tuple[str, Value], ...] = ()
@@ -59,6 +60,7 @@ class RpcResult(Writes, frozen=True, kw_only=True):
         """Whether there is anything to commit."""
         return bool(
             self.attributes
+            or self.secrets
             or self.deleted
             or self.published
             or self.next_steps

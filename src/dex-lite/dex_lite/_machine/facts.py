@@ -53,6 +53,7 @@ class RunStarted(Fact, frozen=True, tag="start"):
     first_run_id: str = ""
     indexes: tuple[IndexUse, ...] = ()
     parents: tuple[Parent, ...] = ()
+    secrets: tuple[tuple[str, Value], ...] = ()
 
 
 class StepScheduled(Fact, frozen=True, tag="sched"):
@@ -189,6 +190,12 @@ class AttributesWritten(Fact, frozen=True, tag="attr"):
     indexes: tuple[IndexUse, ...] = ()
 
 
+class SecretsWritten(Fact, frozen=True, tag="secret"):
+    """Hard-delete Attributes. What is stored of a value is that there is one; see :func:`encode_fact`."""
+
+    writes: tuple[tuple[str, Value | None], ...]
+
+
 class MessagesPublished(Fact, frozen=True, tag="pub"):
     messages: tuple[tuple[str, str, Value], ...]  # channel, message id, value
 
@@ -278,6 +285,7 @@ AnyFact = (
     | StepEnded
     | LocalsKept
     | AttributesWritten
+    | SecretsWritten
     | MessagesPublished
     | MessagesDeleted
     | OutputAdded
@@ -290,7 +298,28 @@ AnyFact = (
     | RunClosed
 )
 
-encode_fact = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_fact(fact: AnyFact) -> bytes:
+    """A fact as it is stored. The values of hard-delete Attributes are left out: they have a table of their own."""
+    if isinstance(fact, SecretsWritten):
+        writes = tuple((key, None if value is None else b"") for key, value in fact.writes)
+        fact = SecretsWritten(writes)
+    elif isinstance(fact, RunStarted) and fact.secrets:
+        fact = msgspec.structs.replace(fact, secrets=tuple((key, b"") for key, _ in fact.secrets))
+    return _encode(fact)
+
+
 decode_fact = msgspec.msgpack.Decoder(AnyFact).decode
-encode_state = msgspec.msgpack.Encoder().encode
+
+
+def encode_state(state: RunState) -> bytes:
+    """A state as it is stored: without the values of hard-delete Attributes."""
+    if state.secrets:
+        kept = {k: b"" if k in state.secrets else v for k, v in state.attributes.items()}
+        state = msgspec.structs.replace(state, attributes=kept)
+    return _encode(state)
+
+
 decode_state = msgspec.msgpack.Decoder(RunState).decode

@@ -32,6 +32,7 @@ from dex_lite._machine.facts import (
     RunClosed,
     RunForked,
     RunStarted,
+    SecretsWritten,
     ServedBy,
     SkipKept,
     StepEnded,
@@ -76,7 +77,8 @@ def fold(state: RunState | None, fact: AnyFact) -> RunState:
             start_ms=fact.at,
             config=fact.config,
             is_async_default=fact.is_async_default,
-            attributes=dict(fact.attributes),
+            attributes={**dict(fact.attributes), **dict(fact.secrets)},
+            secrets={key: True for key, _ in fact.secrets},
             indexed={use.attribute: use.name for use in fact.indexes},
             fact_count=1,
             last_event=1,
@@ -275,6 +277,16 @@ def _written(state: RunState, fact: AttributesWritten) -> None:
             state.attributes[key] = value
 
 
+def _secrets_written(state: RunState, fact: SecretsWritten) -> None:
+    for key, value in fact.writes:
+        if value is None:
+            state.attributes.pop(key, None)
+            state.secrets.pop(key, None)
+        else:
+            state.attributes[key] = value
+            state.secrets[key] = True
+
+
 def _published(state: RunState, fact: MessagesPublished) -> None:
     for channel, message_id, value in fact.messages:
         state.channels.setdefault(channel, []).append(Message(message_id, value))
@@ -354,6 +366,7 @@ def _register() -> None:
         (StepEnded, _ended),
         (LocalsKept, _locals),
         (AttributesWritten, _written),
+        (SecretsWritten, _secrets_written),
         (MessagesPublished, _published),
         (MessagesDeleted, _deleted),
         (OutputAdded, _output),

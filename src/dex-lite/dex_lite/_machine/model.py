@@ -103,6 +103,7 @@ class FlowStart(msgspec.Struct, frozen=True, omit_defaults=True):
     step: Movement | None = None
     attributes: tuple[tuple[str, Value], ...] = ()
     indexes: tuple[IndexUse, ...] = ()
+    secrets: tuple[tuple[str, Value], ...] = ()  # hard-delete Attributes
     config: bytes = b""
     is_async_default: bool = False
     delay_ms: int = 0
@@ -304,6 +305,7 @@ class RunState(msgspec.Struct):
     is_async_default: bool = False
     attributes: dict[str, Value] = msgspec.field(default_factory=dict)
     indexed: dict[str, str] = msgspec.field(default_factory=dict)  # Attribute to index, as written
+    secrets: dict[str, bool] = msgspec.field(default_factory=dict)  # hard-delete Attributes
     channels: dict[str, list[Message]] = msgspec.field(default_factory=dict)
     steps: dict[str, StepExecution] = msgspec.field(default_factory=dict)
     counters: dict[str, int] = msgspec.field(default_factory=dict)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+import msgspec
+
 from dex_lite._machine.facts import RunStarted
 from dex_lite._machine.model import FlowStart, Parent, RunState
 
@@ -32,6 +34,7 @@ def run_started(
         start=start.step,
         attributes=start.attributes,
         indexes=start.indexes,
+        secrets=start.secrets,
         delay_ms=start.delay_ms,
         timeout=start.timeout,
         retry=start.retry,
@@ -49,8 +52,10 @@ def retry_of(state: RunState, now_ms: int) -> RunStarted | None:
         return None
     if start.retry.maximum_attempts and state.run_attempt >= start.retry.maximum_attempts:
         return None
+    # A stored start has no values of these: the retry goes on with those of now.
+    secrets = tuple((key, state.attributes[key]) for key in state.secrets)
     return run_started(
-        start,
+        msgspec.structs.replace(start, secrets=secrets),
         flow_id=state.flow_id,
         run_id=derived_id(state.run_id, "retry"),
         request_id=state.request_id,

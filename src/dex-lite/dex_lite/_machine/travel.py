@@ -7,7 +7,7 @@ can hand in its old attempts. Then come the writes of clients that were made aft
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -32,6 +32,7 @@ from dex_lite._machine.facts import (
     RunClosed,
     RunForked,
     RunStarted,
+    SecretsWritten,
     ServedBy,
     StepEnded,
     StepScheduled,
@@ -39,12 +40,19 @@ from dex_lite._machine.facts import (
     WaitWon,
 )
 from dex_lite._machine.fold import fold
-from dex_lite._machine.model import Method, Movement, Parent, RunState
+from dex_lite._machine.model import Method, Movement, Parent, RunState, Value
 from dex_lite._machine.turn import AttachSubFlow, Turn
 
 _CLIENT_WRITE = (RpcApplied, ExternallyPublished, ExternallyDeleted)
 _EVENT = (MethodCompleted, MethodFailed, RunClosed, *_CLIENT_WRITE)
-_WRITES = (AttributesWritten, MessagesDeleted, MessagesPublished, LocalsKept, ServedBy)
+_WRITES = (
+    AttributesWritten,
+    SecretsWritten,
+    MessagesDeleted,
+    MessagesPublished,
+    LocalsKept,
+    ServedBy,
+)
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -170,6 +178,13 @@ def fork(facts: Sequence[AnyFact], old: RunState, what: Fork, now_ms: int) -> Tu
             if turn.state.is_open:
                 _apply_again(turn, write)
     return turn
+
+
+def keep_secrets(turn: Turn, current: Mapping[str, Value]) -> None:
+    """Hard-delete Attributes are what they are now: their values of then are nowhere."""
+    gone = tuple((key, None) for key in turn.state.secrets if key not in current)
+    if gone or current:
+        turn.emit(SecretsWritten((*gone, *current.items())))
 
 
 def _await_sub_flows(turn: Turn) -> None:

@@ -18,6 +18,7 @@ from dex_lite._machine.facts import (
     OutputAdded,
     RunClosed,
     RunStarted,
+    SecretsWritten,
     StepEnded,
     StepScheduled,
     WaitWon,
@@ -151,6 +152,8 @@ class Turn:
         """Apply a handler's changes."""
         if writes.attributes:
             self.emit(AttributesWritten(writes.attributes, writes.indexes))
+        if writes.secrets:
+            self.emit(SecretsWritten(writes.secrets))
         self.delete(writes.deleted)
         self.publish(writes.published)
         if writes.step_locals and execution_id is not None:

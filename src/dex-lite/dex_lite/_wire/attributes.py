@@ -15,10 +15,11 @@ from dex_lite._wire.options import NULL, BadRequest, encoded_value, unique
 
 
 class AttributeWrites(NamedTuple):
-    """Values by key, ``None`` deletes; and the indexes that some of them name."""
+    """Values by key, ``None`` deletes; the indexes that some of them name; and hard-delete Attributes."""
 
     values: tuple[tuple[str, Value | None], ...]
     indexes: tuple[IndexUse, ...]
+    secrets: tuple[tuple[str, Value | None], ...]
 
 
 def attribute_writes(
@@ -31,14 +32,17 @@ def attribute_writes(
     """
     values: list[tuple[str, Value | None]] = []
     indexes: list[IndexUse] = []
+    secrets: list[tuple[str, Value | None]] = []
     for write in writes:
         if fault := name_fault("Attribute key", write.key, limits, forbidden=""):
             raise BadRequest(fault)
-        if write.is_hard_delete_on_null:
-            raise BadRequest("hard-delete Attributes are not supported by this release of dex-lite")
         if not write.HasField("value"):
             raise BadRequest(f"Attribute {write.key!r} has no value")
         value = encoded_value(f"Attribute {write.key!r}", write.value, limits)
+        if write.is_hard_delete_on_null:
+            _check_secret(write)
+            secrets.append((write.key, None if value == NULL else value))
+            continue
         use = _use(write, limits, index_types)
         if use is not None:
             indexes.append(use)
@@ -46,8 +50,18 @@ def attribute_writes(
         if index_type is not None and value != NULL:
             _check_fits(write, index_type, limits)
         values.append((write.key, None if value == NULL else value))
-    unique("Attribute keys", [key for key, _ in values])
-    return AttributeWrites(tuple(values), tuple(indexes))
+    unique("Attribute keys", [key for key, _ in (*values, *secrets)])
+    return AttributeWrites(tuple(values), tuple(indexes), tuple(secrets))
+
+
+def _check_secret(write: pb.AttributeWrite) -> None:
+    named = f"hard-delete Attribute {write.key!r}"
+    if write.value.WhichOneof("kind") not in ("string_value", "obj_value", "null_value"):
+        raise BadRequest(f"{named} must be text or an object")
+    if write.index_config.enable:
+        raise BadRequest(f"{named} must not be indexed: an index would keep its value")
+    if write.HasField("sync_config"):
+        raise BadRequest(f"{named} must not go to an Attribute Store, which would keep its value")
 
 
 def _use(

@@ -20,7 +20,7 @@ from dex_lite._machine.model import (
 from dex_lite._wire.attributes import AttributeWrites, attribute_writes
 from dex_lite._wire.limits import Limits, name_fault, value_fault
 from dex_lite._wire.options import NULL, BadRequest, encoded_value, movement, unique
-from dex_lite._wire.starts import flow_start, sub_flow_request
+from dex_lite._wire.starts import flow_start, sub_flow_request, without_secrets
 
 _CLOSES: dict[int, Literal["graceful", "force", "fail", "conditional", "dead_end"]] = {
     pb.CLOSE_DECISION_TYPE_GRACEFUL_COMPLETE: "graceful",
@@ -78,6 +78,7 @@ class ResultReader:
             sub_flows=sub_flows,
             attributes=written.values,
             indexes=written.indexes,
+            secrets=written.secrets,
             deleted=self._deletions(result.delete_from_channel),
             published=self.publications(result.publish_to_channel),
             step_locals=self._locals(result.upsert_step_exe_locals),
@@ -123,6 +124,7 @@ class ResultReader:
             cancel_sibling_types=tuple(decision.cancel_sibling_step_types),
             attributes=written.values,
             indexes=written.indexes,
+            secrets=written.secrets,
             deleted=self._deletions(result.delete_from_channel),
             published=self.publications(result.publish_to_channel),
             step_locals=self._locals(result.upsert_step_exe_locals),
@@ -146,6 +148,7 @@ class ResultReader:
             has_recorded_events=bool(result.record_events),
             attributes=written.values,
             indexes=written.indexes,
+            secrets=written.secrets,
             deleted=self._deletions(result.delete_from_channel),
             published=self.publications(result.publish_to_channel),
             output=left.SerializeToString(),
@@ -274,7 +277,7 @@ class ResultReader:
             unknown = {i for combination in combinations for i in combination} - set(ids)
             if unknown:
                 raise BadRequest(f"unknown condition ids: {sorted(unknown)}")
-        raw = message.SerializeToString()
+        raw = without_secrets(message).SerializeToString()
         return Condition(kind, timers, channels, combinations, raw, sub_flows)
 
     def _timer(self, message: pb.TimerCondition) -> TimerCondition:

@@ -62,6 +62,7 @@ def flow_start(
         step=step,
         attributes=tuple((key, value) for key, value in written.values if value is not None),
         indexes=written.indexes,
+        secrets=tuple((key, value) for key, value in written.secrets if value is not None),
         config=config.SerializeToString(),
         is_async_default=is_async,
         delay_ms=options.flow_start_delay_seconds * 1_000,
@@ -196,3 +197,17 @@ def sub_flow_request(
     config, _ = changed_config(parent_config, options.flow_config_override)
     started.flow_config_override.ParseFromString(config)
     return request
+
+
+def without_secrets(condition: pb.WaitingCondition) -> pb.WaitingCondition:
+    """A condition as the history may keep it: SubFlows' hard-delete Attributes have no values in it."""
+    writes = (w for sub_flow in condition.sub_flow_conditions for w in sub_flow.options.attributes)
+    if not any(write.is_hard_delete_on_null for write in writes):
+        return condition
+    kept = pb.WaitingCondition()
+    kept.CopyFrom(condition)
+    for sub_flow in kept.sub_flow_conditions:
+        for write in sub_flow.options.attributes:
+            if write.is_hard_delete_on_null:
+                write.value.null_value = "NULL_VALUE"  # type: ignore[assignment]
+    return kept
