@@ -44,8 +44,7 @@ class BatchWriter:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        # Something that must not be found in the file any more. A process before may have left it.
-        self.has_removed = True
+        self.has_removed = False  # something that must not be found in the file any more
         self._keys: dict[str, int] = {}
         newest = connection.execute("SELECT coalesce(max(id), 0) FROM runs").fetchone()
         self._next_key: int = newest[0] + 1
