@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import re
+import shutil
 import sqlite3
 from datetime import timedelta
 from pathlib import Path
@@ -17,10 +20,12 @@ import pytest
 from dex import (
     AsyncContext,
     Attribute,
+    AttributeIndex,
     AttributeMap,
     Channel,
     Context,
     Flow,
+    IndexType,
     PersistenceSchema,
     RetryPolicy,
     RPCResult,
@@ -40,8 +45,12 @@ from dex import (
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
 
+from dex_lite import EngineOptions, _schema
+from dex_lite._journal_sql import BatchWriter
+from dex_lite._records import PutRun, PutSecret, RunRow
 from dex_lite_samples import App, serve
 from support.cli import command
+from support.old_files import write_old_file
 
 token = Attribute("token", str, hard_delete_on_null=True)
 tokens = AttributeMap("tokens", str, hard_delete_on_null=True)
@@ -96,6 +105,14 @@ class Keeper(Flow[str]):
         go.publish(context, "go")
 
 
+class Indexing(Flow[None]):
+    """Its index has the name of the other Flow's hard-delete Attribute."""
+
+    def get_persistence_schema(self) -> PersistenceSchema:
+        index = AttributeIndex(IndexType.KEYWORD)
+        return PersistenceSchema.of(Attribute("token", str, index))
+
+
 def _with_token(**options: Any) -> StartFlowOptions:
     return StartFlowOptions(**options).with_attribute(token, FIRST)
 
@@ -111,12 +128,21 @@ def _tables_with(path: Path, secret: str) -> set[str]:
     names = [
         n for (n,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     ]
-    return {
+    found = {
         name
         for name in names
         for row in connection.execute(f"SELECT * FROM {name}")
         if any(isinstance(value, bytes) and secret.encode() in value for value in row)
     }
+    connection.close()
+    return found
+
+
+def _count(path: Path, table: str) -> int:
+    connection = sqlite3.connect(path)
+    (count,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+    connection.close()
+    return int(count)
 
 
 async def _until_no_trace(app: App, folder: Path, secret: str) -> None:
@@ -168,7 +194,7 @@ async def test_check_finds_a_value_without_its_run(tmp_path: Path) -> None:
     connection.execute("DELETE FROM secrets")
     connection.commit()
     connection.close()
-    assert "other hard-delete Attributes" in (await command("check", data)).out
+    assert "hard-delete Attribute 'token' has no value" in (await command("check", data)).out
 
 
 async def test_retry_and_time_travel_go_on_with_what_is_there_now(tmp_path: Path) -> None:
@@ -186,6 +212,138 @@ async def test_retry_and_time_travel_go_on_with_what_is_there_now(tmp_path: Path
         assert await app.call(flow.length, "back") == len(SECOND)
         assert await app.call(flow.length, "again") == len(FIRST)  # a closed run
     assert (await command("check", tmp_path / "engine.db")).code == 0
+
+
+async def test_a_flow_has_its_values_once(tmp_path: Path) -> None:
+    """What the newest run deletes is gone, also from the runs before it."""
+    flow = Keeper()
+    beginning = TimeTravelOptions(TimeTravelType.BEGINNING)
+    async with serve(tmp_path, flow) as app:
+        await app.client.start_flow(flow, "f", "wait", _with_token())
+        first = (await app.client.describe_flow("f")).run_id
+        await app.client.time_travel("f", beginning)
+        assert await app.call(flow.length, "f") == len(FIRST)
+        await app.call(flow.push, "f")
+        assert (await app.client.wait_for_flow("f", WAIT)).single_output(int) == len(FIRST)
+        # Of a closed run, and then of the one before it: the values are those of the newest.
+        await app.client.time_travel("f", beginning)
+        await app.call(flow.drop, "f")
+        async with grpc.aio.insecure_channel(app.address) as channel:
+            stub: Any = dex_pb2_grpc.FlowServiceStub(channel)
+            back = pb.FLOW_RESET_TYPE_BEGINNING
+            await stub.ResetFlow(pb.ResetFlowRequest(flow_id="f", run_id=first, reset_type=back))
+        assert await app.call(flow.length, "f") == 0
+        await _until_no_trace(app, tmp_path, FIRST)
+        await app.client.stop_flow("f")
+        # A new Flow under the ID has nothing of the one before.
+        await app.client.start_flow(flow, "f", "wait", _with_token())
+        await app.client.stop_flow("f")
+        await app.client.start_flow(flow, "f", "wait")
+        assert await app.call(flow.length, "f") == 0
+        await _until_no_trace(app, tmp_path, FIRST)
+    assert (await command("check", tmp_path / "engine.db")).code == 0
+
+
+async def test_snapshots_hold_no_value(tmp_path: Path) -> None:
+    flow, data = Keeper(), tmp_path / "engine.db"
+    async with serve(tmp_path, flow) as app:
+        await app.client.start_flow(flow, "f", "wait", _with_token())
+        for _ in range(150):
+            await app.call(flow.renew, "f")
+    assert _count(data, "snapshots") == 1
+    assert _tables_with(data, SECOND) == {"secrets"}
+    async with serve(tmp_path, flow) as app:
+        assert await app.call(flow.length, "f") == len(SECOND)
+    assert (await command("check", data)).code == 0
+
+
+async def test_an_index_of_that_name_holds_no_value(tmp_path: Path) -> None:
+    flow = Keeper()
+    async with serve(tmp_path, flow, Indexing()) as app:
+        await app.client.start_flow(flow, "f", "wait", _with_token())
+        found = await app.client.search_flows(f"token = '{FIRST}'", 10)
+        assert not found.flows
+    assert _tables_with(tmp_path / "engine.db", FIRST) == {"secrets"}
+    assert (await command("check", tmp_path / "engine.db")).code == 0
+
+
+async def test_retention_removes_values(tmp_path: Path) -> None:
+    flow = Keeper()
+    async with serve(tmp_path, flow, options=EngineOptions(retention_s=0.2)) as app:
+        await app.client.start_flow(flow, "f", "wait", _with_token())
+        assert _traces(tmp_path, FIRST)
+        await app.client.stop_flow("f")
+        await _until_no_trace(app, tmp_path, FIRST)
+
+
+async def test_backup_holds_the_values_of_its_moment(tmp_path: Path) -> None:
+    flow, later = Keeper(), tmp_path / "later"
+    later.mkdir()
+    async with serve(tmp_path, flow) as app:
+        await app.client.start_flow(flow, "f", "wait", _with_token())
+        await app.call(flow.renew, "f")
+        done = await command("backup", later / "engine.db", "--data", tmp_path / "engine.db")
+        assert done.code == 0, done.err
+    assert not _traces(later, FIRST)
+    assert _tables_with(later / "engine.db", SECOND) == {"secrets"}
+    async with serve(later, flow) as app:
+        assert await app.call(flow.length, "f") == len(SECOND)
+
+
+async def test_the_log_of_a_killed_engine_is_cut_when_the_next_one_starts(tmp_path: Path) -> None:
+    flow, killed = Keeper(), tmp_path / "killed"
+    async with serve(tmp_path, flow) as app:
+        await app.client.start_flow(flow, "f", "wait", _with_token())
+        # A reader keeps the log from being cut, as it is in a file of a process that ends now.
+        reader = sqlite3.connect(tmp_path / "engine.db", isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM secrets").fetchall()
+        await app.call(flow.drop, "f")
+        killed.mkdir()
+        for name in ("engine.db", "engine.db-wal"):
+            shutil.copyfile(tmp_path / name, killed / name)
+        reader.close()
+        await _until_no_trace(app, tmp_path, FIRST)
+    assert _traces(killed, FIRST)
+    async with serve(killed, flow) as app:
+        await _until_no_trace(app, killed, FIRST)
+
+
+def test_no_row_leaves_a_copy_where_it_was(tmp_path: Path) -> None:
+    """Rows move between pages when the table grows and shrinks."""
+    path, pick = str(tmp_path / "engine.db"), random.Random(3)
+    _schema.prepare(path)
+    connection = _schema.open_writer(path, "normal", sqlite3.connect)
+    writer = BatchWriter(connection)
+    runs = [f"run-{number}" for number in range(60)]
+    writer.commit([PutRun(RunRow(run, run, "T", 1, 1, "", run, 1, None)) for run in runs])
+    kept: dict[tuple[str, str], bytes] = {}
+    for number in range(2_000):
+        place = pick.choice(runs), pick.choice("abcdef")
+        kept.pop(place, None)
+        value = b"<value %6d>" % number * pick.choice((1, 5, 20, 60, 300))
+        if pick.random() < 0.6:
+            kept[place] = value
+        writer.commit([PutSecret(*place, kept.get(place))])
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    found = set(re.findall(rb"<value [ 0-9]{6}>", Path(path).read_bytes()))
+    assert found == {value[:14] for value in kept.values()}
+    connection.close()
+
+
+@pytest.mark.parametrize("old", [1, 2])
+async def test_a_file_of_an_older_format_takes_them(tmp_path: Path, old: int) -> None:
+    flow, data = Keeper(), tmp_path / "engine.db"
+    write_old_file(data, old)
+    async with serve(tmp_path, flow) as app:
+        await app.client.start_flow(flow, "f", "wait", _with_token())
+        assert await app.call(flow.length, "f") == len(FIRST)
+        await app.call(flow.drop, "f")
+        await _until_no_trace(app, tmp_path, FIRST)
+    connection = sqlite3.connect(data)
+    assert connection.execute("PRAGMA user_version").fetchone() == (_schema.FORMAT,)
+    connection.close()
+    assert (await command("check", data)).code == 0
 
 
 class Ask(Step[None]):

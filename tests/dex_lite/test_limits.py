@@ -223,8 +223,13 @@ def test_what_is_there_may_be_changed_at_the_limit() -> None:
     limits = Limits(attributes=2)
     check_room(state, limits, ExecuteResult(attributes=(("a", b"2"),)))
     check_room(state, limits, ExecuteResult(attributes=(("a", None), ("c", b"1"))))
-    with pytest.raises(BadRequest, match=LIMITS["attributes"][3]):
-        check_room(state, limits, ExecuteResult(attributes=(("c", b"1"),)))
+    for writes in (
+        ExecuteResult(attributes=(("c", b"1"),)),
+        ExecuteResult(secrets=(("c", b"1"),)),
+        ExecuteResult(attributes=(("a", None), ("c", b"1")), secrets=(("d", b"1"),)),
+    ):
+        with pytest.raises(BadRequest, match=LIMITS["attributes"][3]):
+            check_room(state, limits, writes)
 
 
 @pytest.mark.parametrize("name", ["worker_streams", "streams_per_worker"])

@@ -23,6 +23,7 @@ from dex_lite._journal import (
     AddFacts,
     AddStreamMessage,
     DropRun,
+    DropSecrets,
     Journal,
     PutIndexTypes,
     PutRun,
@@ -73,6 +74,8 @@ class Content:
             self.secrets[write.run_id].pop(write.attribute, None)
             if write.value is not None:
                 self.secrets[write.run_id][write.attribute] = write.value
+        elif isinstance(write, DropSecrets):
+            self.secrets[write.run_id] = {}
         elif isinstance(write, DropRun):
             for kept in (self.rows, self.facts, self.snapshots, self.secrets):
                 kept.pop(write.run_id, None)
@@ -119,6 +122,8 @@ class History:
             if pick.random() < 0.2:
                 value = self.bytes() if pick.random() < 0.7 else None
                 add(PutSecret(run, pick.choice("st"), value))
+            if pick.random() < 0.05:
+                add(DropSecrets(run))
             if pick.random() < 0.15:
                 add(PutSnapshot(run, number, self.bytes()))
             if pick.random() < 0.05:

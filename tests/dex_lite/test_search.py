@@ -45,6 +45,7 @@ from dex_lite._check import check
 from dex_lite._schema import FORMAT
 from dex_lite_samples import App, serve
 from support.cli import command
+from support.old_files import write_old_file
 
 city = Attribute("city", str, AttributeIndex(IndexType.KEYWORD))
 notes = Attribute("notes", str, AttributeIndex(IndexType.FULL_TEXT))
@@ -456,12 +457,10 @@ async def test_an_index_keeps_its_type(tmp_path: Path) -> None:
     assert "Give it another index key" in str(caught.value.__cause__)
 
 
-async def test_a_file_of_format_1_is_indexed_when_it_is_opened(tmp_path: Path) -> None:
+@pytest.mark.parametrize("old", [1, 2])
+async def test_a_file_of_an_older_format_is_found_by_searches(tmp_path: Path, old: int) -> None:
     path = tmp_path / "engine.db"
-    connection = sqlite3.connect(path)
-    dump = Path(__file__).parent / "data" / "format_1.sql"
-    connection.executescript(dump.read_text())
-    connection.close()
+    write_old_file(path, old)
     _check_is_clean(path)  # an older file is good as it is
     async with serve(tmp_path, order, with_worker=False) as app:
         assert await _found(app, "city = 'Bern'") == ["closed"]

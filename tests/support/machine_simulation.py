@@ -17,6 +17,7 @@ from dex_lite._machine.facts import (
     MessagesDeleted,
     MessagesPublished,
     RunClosed,
+    RunStarted,
     WaitWon,
     decode_fact,
     decode_state,
@@ -43,6 +44,7 @@ from dex_lite._machine.model import (
 from dex_lite._machine.starts import run_started
 from dex_lite._machine.turn import CancelTask, Ready, SetTimer, Turn
 from dex_lite._machine.waits import won
+from dex_lite._secrets import put_back, secret_writes
 
 Policy = Literal["fail", "cancel", "handler"]
 Close = Literal["none", "graceful", "force", "fail", "conditional", "dead_end"]
@@ -80,6 +82,8 @@ class Simulation:
         self.offered: set[str] = set()
         self.is_stale = False
         self.past: list[RunState] = []  # runs that a Flow retry followed
+        self.secrets_made = 0
+        self.secrets: dict[str, bytes] = {}  # the table, of the newest run
         self.copy: RunState | None = None
         turn = decide.start(
             run_started(self.flow(), flow_id="f", run_id="run", request_id="q", at=self.now)
@@ -97,6 +101,7 @@ class Simulation:
             "F",
             step=self.movement(),
             attributes=(("k", b"v"),),
+            secrets=(("s", self.secret()),),
             delay_ms=pick.choice((0, 0, 4_000)),
             timeout=FlowTimeout(pick.choice((9_000, 60_000)), policy, self.handler())
             if pick.random() < 0.3
@@ -134,13 +139,21 @@ class Simulation:
             for message in messages
         ]
         deleted = pick.sample(pending, min(len(pending), pick.choice((0, 0, 1))))
+        secret = self.secret()
+        number = self.secrets_made
         return Writes(
             attributes=((pick.choice("kl"), pick.choice((b"1", b"2", None))),),
+            secrets=(("st"[number % 2], secret if number % 5 else None),) if number % 3 else (),
             deleted=(*deleted, ("a", "unknown")),
             published=tuple(
                 (pick.choice(CHANNELS), self.message()) for _ in range(pick.choice((0, 0, 1, 1, 3)))
             ),
         )
+
+    def secret(self) -> bytes:
+        """A value of a hard-delete Attribute, which nothing but the table may hold."""
+        self.secrets_made += 1
+        return b"secret-%d" % self.secrets_made
 
     def message(self) -> bytes:
         """A value that no other message has."""
@@ -178,6 +191,7 @@ class Simulation:
             steps = tuple(self.movement() for _ in range(pick.choice((1, 1, 2, 3))))
         return ExecuteResult(
             attributes=writes.attributes,
+            secrets=writes.secrets,
             deleted=writes.deleted,
             published=writes.published,
             close=close,
@@ -248,6 +262,7 @@ class Simulation:
             writes = self.writes()
             waits = WaitForResult(
                 attributes=writes.attributes,
+                secrets=writes.secrets,
                 deleted=writes.deleted,
                 published=writes.published,
                 step_locals=(("local", b"1"),),
@@ -292,6 +307,7 @@ class Simulation:
         pick, writes = self.random, self.writes()
         result = RpcResult(
             attributes=writes.attributes,
+            secrets=writes.secrets,
             deleted=writes.deleted,
             published=writes.published,
             next_steps=(self.movement(),) if pick.random() < 0.5 else (),
@@ -337,6 +353,7 @@ class Simulation:
         """The engine comes back with nothing but a snapshot."""
         if self.random.random() < 0.3 and self.state.is_open:
             self.state = turn.state = decode_state(encode_state(self.state))
+            put_back(self.state, self.secrets)
             self.rpc_locks = turn.foreign_locks = frozenset()
             self.timers.clear()
             self.offered.clear()
@@ -362,7 +379,8 @@ class Simulation:
         assert state.run_id not in {run.run_id for run in (*self.past, before)}
         assert state.first_run_id == (self.past[0] if self.past else before).run_id
         assert (state.again, state.timeout) == (before.again, before.timeout)
-        assert state.attributes == {"k": b"v"} and not state.channels
+        secrets = {key: before.attributes[key] for key in before.secrets}
+        assert state.attributes == {"k": b"v"} | secrets and not state.channels
         self.past.append(before)
         self.state, self.copy = state, None
         self.rpc_locks = frozenset()
@@ -372,9 +390,14 @@ class Simulation:
 
     def after_one(self, turn: Turn) -> None:
         for fact in turn.facts:
-            self.follow(decode_fact(encode_fact(fact)))
+            stored = encode_fact(fact)
+            assert b"secret-" not in stored
+            self.follow(decode_fact(stored))
         assert self.copy is not None
-        assert encode_state(self.copy) == encode_state(self.state)
+        stored = encode_state(self.state)
+        assert b"secret-" not in stored
+        assert encode_state(self.copy) == stored
+        self.check_secrets(turn)
         for effect in turn.effects:
             if isinstance(effect, SetTimer):
                 self.timers.add(effect)
@@ -412,6 +435,17 @@ class Simulation:
         count = before.fact_count if before is not None else 0
         self.copy = fold(before, fact)
         assert self.copy.fact_count == count + 1
+
+    def check_secrets(self, turn: Turn) -> None:
+        """The table holds the hard-delete Attributes, with what was written last."""
+        if turn.facts and isinstance(turn.facts[0], RunStarted):
+            self.secrets = {}
+        for write in secret_writes(self.state, turn.facts):
+            self.secrets.pop(write.attribute, None)
+            if write.value is not None:
+                self.secrets[write.attribute] = write.value
+        assert self.secrets == {key: self.state.attributes[key] for key in self.state.secrets}
+        assert all(value.startswith(b"secret-") for value in self.secrets.values())
 
     def take(self, values: Iterable[bytes]) -> None:
         for value in values:

@@ -9,12 +9,12 @@ import msgspec
 from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._check_indexes import IndexRows
+from dex_lite._check_secrets import SecretRows
 from dex_lite._journal_sql import NUMBER_BITS, NUMBER_MASK, all_rows
 from dex_lite._machine.facts import AnyFact, RunStarted, decode_fact, decode_state
 from dex_lite._machine.fold import fold
 from dex_lite._machine.model import RUNNING, Parent, RunState
 from dex_lite._records import RunRow
-from dex_lite._schema import has_secrets
 from dex_lite._wire.history import HistoryReader
 
 _STATUSES = frozenset(pb.FlowStatus.values()) - {0}
@@ -75,7 +75,9 @@ def check_facts(connection: sqlite3.Connection, result: Result) -> None:
     # Also what lies outside of all runs: one pass over the table in order of its ids.
     folding: _Folding | None = None
     family = _Family({row.run_id for row in rows.values()})
-    indexes = IndexRows(connection)
+    indexes, secrets = IndexRows(connection), SecretRows(connection)
+    for fault in secrets.orphans(set(rows)):
+        result.fault(fault)
     seen: set[int] = set()
     for number, payload in connection.execute("SELECT id, payload FROM facts ORDER BY id"):
         result.count += 1
@@ -84,7 +86,7 @@ def check_facts(connection: sqlite3.Connection, result: Result) -> None:
             if folding is not None:
                 folding.finish(family)
             seen.add(key)
-            folding = _Folding(connection, result, key, rows.get(key), indexes)
+            folding = _Folding(connection, result, key, rows.get(key), indexes, secrets)
         folding.add(number & NUMBER_MASK, payload)
     if folding is not None:
         folding.finish(family)
@@ -135,9 +137,11 @@ class _Folding:
         key: int,
         row: RunRow | None,
         indexes: IndexRows,
+        secrets: SecretRows,
     ) -> None:
         self.key = key
         self._indexes = indexes
+        self._secrets = secrets
         self._row = row
         self._result = result
         self._state: RunState | None = None
@@ -146,10 +150,6 @@ class _Folding:
         self._is_faulty = False
         if row is None:
             self._fault(f"facts belong to run number {key}, which does not exist")
-        self._secrets: set[str] = set()
-        if has_secrets(connection):
-            rows = connection.execute("SELECT attribute FROM secrets WHERE run = ?", (key,))
-            self._secrets = {attribute for (attribute,) in rows}
         self._snapshot: tuple[int, Any] | None = connection.execute(
             "SELECT number, payload FROM snapshots WHERE run = ?", (key,)
         ).fetchone()
@@ -203,12 +203,10 @@ class _Folding:
         if state.next_run_id and state.next_run_id not in family.run_ids:
             self._fault(f"{self._run()} is followed by run {state.next_run_id}, which is missing")
             return
-        if self._secrets != state.secrets.keys():
-            self._fault(f"{self._run()} has other hard-delete Attributes than its facts say")
-            return
-        for fault in self._indexes.faults(self.key, state):
-            self._fault(f"{self._run()}: {fault}")
-            return
+        for rows in (self._secrets, self._indexes):
+            for fault in rows.faults(self.key, state):
+                self._fault(f"{self._run()}: {fault}")
+                return
         family.add(self._run(), state)
 
     def _fold(self, number: int, fact: AnyFact) -> None:

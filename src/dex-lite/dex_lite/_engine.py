@@ -24,7 +24,6 @@ from dex_lite._machine.facts import (
     MethodFailed,
     RunClosed,
     RunStarted,
-    SecretsWritten,
     StepEnded,
     decode_fact,
     decode_state,
@@ -38,9 +37,10 @@ from dex_lite._machine.turn import CancelTask, Effect, Ready, SetTimer, Turn
 from dex_lite._matching import Matcher
 from dex_lite._meter import Meter
 from dex_lite._options import EngineOptions
-from dex_lite._records import AddFacts, PutRun, PutSecret, PutSnapshot, RunRow, Write
+from dex_lite._records import AddFacts, DropSecrets, PutRun, PutSnapshot, RunRow, Write
 from dex_lite._retention import Retention
 from dex_lite._runs import Run, Waiter, read_state
+from dex_lite._secrets import put_back, secret_writes
 from dex_lite._stream_log import StreamLog
 from dex_lite._timers import Timers, now_ms
 from dex_lite._wire.errors import ServiceError, flow_missing, long_poll_over, unavailable
@@ -94,7 +94,7 @@ class Engine:
             for _, payload in stored.facts:
                 state = fold(state, decode_fact(payload))
             assert state is not None
-            state.attributes.update(stored.secrets)
+            put_back(state, stored.secrets)
             run = self.runs[state.run_id] = Run(state)
             run.snapshot_at = stored.snapshot[0] if stored.snapshot else 0
         for run in list(self.runs.values()):
@@ -226,9 +226,6 @@ class Engine:
         ]
         is_row_new = False
         for fact in turn.facts:
-            if isinstance(fact, SecretsWritten | RunStarted):
-                secrets = fact.writes if isinstance(fact, SecretsWritten) else fact.secrets
-                writes += [PutSecret(state.run_id, key, value) for key, value in secrets]
             if isinstance(fact, StepEnded):
                 self.attempts.forget(run, fact.execution_id)
             elif isinstance(fact, MethodCompleted | MethodFailed):
@@ -239,7 +236,13 @@ class Engine:
         if is_row_new:
             row = run.row()
             writes.insert(0, PutRun(row))  # the journal wants a run before its facts
+            before = self.rows.get(state.flow_id)
+            if before is not None and before.run_id != state.run_id:
+                # A Flow has its hard-delete Attributes once, in its newest run.
+                writes.append(DropSecrets(before.run_id))
+                self._closed.pop(before.run_id, None)
             self.rows[state.flow_id] = row
+        writes += secret_writes(state, turn.facts)
         writes += self.indexes.writes(state, turn.facts)
         if run.is_snapshot_due():
             run.snapshot_at = state.fact_count
@@ -274,6 +277,9 @@ class Engine:
             del self.rows[row.flow_id]
 
     def _keep_closed(self, state: RunState) -> None:
+        newest = self.rows.get(state.flow_id)
+        if state.secrets and (newest is None or newest.run_id != state.run_id):
+            return  # the file has them no more
         self._closed[state.run_id] = state
         while len(self._closed) > _CLOSED_RUNS_KEPT:
             del self._closed[next(iter(self._closed))]

@@ -24,6 +24,7 @@ from dex_lite._records import (
     AddFacts,
     AddStreamMessage,
     DropRun,
+    DropSecrets,
     PutIndexTypes,
     PutRun,
     PutSecret,
@@ -40,6 +41,7 @@ __all__ = [
     "AddFacts",
     "AddStreamMessage",
     "DropRun",
+    "DropSecrets",
     "Journal",
     "PutIndexTypes",
     "PutRun",
@@ -59,6 +61,8 @@ _NEVER = 1 << 62
 # The writer checkpoints after this long without work, if the log has grown enough to be worth it.
 _IDLE_BEFORE_CHECKPOINT_S = 0.2
 _BYTES_WORTH_A_CHECKPOINT = 512 << 10
+# So long what was removed for good stays in the log of an engine that is never idle.
+_LONGEST_IN_LOG_S = 5.0
 
 
 class Journal:
@@ -76,6 +80,8 @@ class Journal:
         loop: asyncio.AbstractEventLoop,
         on_failed: Callable[[BaseException], None],
         on_commit: Callable[[float, int], None] | None = None,
+        *,
+        is_log_left: bool = False,
     ) -> None:
         self.path = path
         self._on_commit = on_commit
@@ -83,6 +89,9 @@ class Journal:
         self._lock_file = lock_file
         self._connection = connection
         self._batches = _journal_sql.BatchWriter(connection)
+        # A process that was killed may have removed what is still in its log.
+        self._batches.has_removed = is_log_left
+        self._cut_at = time.monotonic()
         self._loop = loop
         self._on_failed = on_failed
         # Shared with the writer thread, under the mutex.
@@ -130,8 +139,17 @@ class Journal:
         lock_file = LockFile(full_path, address)
         try:
             _schema.prepare(full_path, connect)
+            is_log_left = _schema.has_log(full_path)
             connection = _schema.open_writer(full_path, durability, connect)
-            return cls(full_path, lock_file, connection, loop, on_failed, on_commit)
+            return cls(
+                full_path,
+                lock_file,
+                connection,
+                loop,
+                on_failed,
+                on_commit,
+                is_log_left=is_log_left,
+            )
         except BaseException:
             lock_file.release()
             raise
@@ -220,12 +238,12 @@ class Journal:
                 else:
                     self._is_writer_asleep = True
             if not batch:
-                # What was removed for good is still in the log, until that is cut.
-                mode = "TRUNCATE" if self._batches.has_removed else "PASSIVE"
-                is_worth_it = unmerged > _BYTES_WORTH_A_CHECKPOINT or mode == "TRUNCATE"
+                is_worth_it = unmerged > _BYTES_WORTH_A_CHECKPOINT or self._batches.has_removed
                 if not self._sleep(_IDLE_BEFORE_CHECKPOINT_S if is_worth_it else -1):
-                    if self._checkpoint(mode):
-                        self._batches.has_removed = False
+                    if self._batches.has_removed:
+                        self._cut_log()
+                    else:
+                        self._checkpoint("PASSIVE")
                     unmerged = 0
                 continue
             try:
@@ -241,6 +259,8 @@ class Journal:
                 break
             if not self._tell(self._committed, number):
                 break
+            if self._batches.has_removed and time.monotonic() - self._cut_at > _LONGEST_IN_LOG_S:
+                self._cut_log()
         self._finish()
 
     def _sleep(self, timeout_s: float) -> bool:
@@ -261,6 +281,12 @@ class Journal:
         except RuntimeError:  # the loop is closed, and the journal is not
             return False
         return True
+
+    def _cut_log(self) -> None:
+        """What was removed for good is still in the log until then. A reader in the way makes it wait."""
+        self._cut_at = time.monotonic()
+        if self._checkpoint("TRUNCATE"):
+            self._batches.has_removed = False
 
     def _checkpoint(self, mode: str) -> bool:
         """Whether it was done whole. Commits never wait for a reader that is in its way."""

@@ -14,6 +14,7 @@ from dex_lite._records import (
     AddStreamMessage,
     DropIndexed,
     DropRun,
+    DropSecrets,
     PutIndexed,
     PutIndexTypes,
     PutRun,
@@ -34,6 +35,7 @@ _SET_FILLED = "INSERT OR REPLACE INTO meta VALUES ('indexes_filled', ?)"
 NUMBER_BITS = 32
 NUMBER_MASK = (1 << NUMBER_BITS) - 1
 _SECRETS = "SELECT attribute, value FROM secrets WHERE run = ?"
+_DROP_SECRETS = "DELETE FROM secrets WHERE run = (SELECT id FROM runs WHERE run_id = ?)"
 _RUN_COLUMNS = (
     "run_id, flow_id, flow_type, status, run_attempt, request_id, first_run_id, start_ms, close_ms"
 )
@@ -44,8 +46,10 @@ class BatchWriter:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self.has_removed = False  # something that must not be found in the file any more
+        self.has_removed = False  # something that must not be found in the log any more
         self._keys: dict[str, int] = {}
+        # The most of a row that SQLite keeps outside of pages of its own is a little less.
+        self._filler = connection.execute("PRAGMA page_size").fetchone()[0] // 4
         newest = connection.execute("SELECT coalesce(max(id), 0) FROM runs").fetchone()
         self._next_key: int = newest[0] + 1
 
@@ -88,10 +92,15 @@ class BatchWriter:
             elif isinstance(write, DropRun):
                 statements += self._drop(write.run_id)
                 dropped.add(write.run_id)
+                is_secret = True
             elif isinstance(write, PutSecret):
                 statements.append(self._secret(write))
                 size += len(write.value or b"")
-                self.has_removed = is_secret = True
+                is_secret = True
+            elif isinstance(write, DropSecrets):
+                statements.append((_DROP_SECRETS, (write.run_id,)))
+                # Those that this batch itself has put there make it one with secrets, too.
+                is_secret = is_secret or self._has_secrets(write.run_id)
             elif isinstance(write, TrimStream):
                 trimmed += write.sequences
             elif isinstance(write, PutStreamGroup):
@@ -116,13 +125,10 @@ class BatchWriter:
         statements += _inserts("stream_messages", 6, messages)
         # Last: a message may have been added and trimmed in the same batch.
         statements += _deletes(trimmed)
-        if is_secret or dropped:  # freed bytes are overwritten
-            self._connection.execute("PRAGMA secure_delete = ON").fetchone()
-        try:
+        if is_secret:
+            self._run_overwriting(statements)
+        else:
             self._run(statements)
-        finally:
-            if is_secret or dropped:
-                self._connection.execute("PRAGMA secure_delete = OFF").fetchone()
         for run_id in closed:
             # Facts after the close are rare, and closed runs are many: look the key up again then.
             self._keys.pop(run_id, None)
@@ -141,8 +147,11 @@ class BatchWriter:
         key = self._key(write.run_id)
         if write.value is None:
             return "DELETE FROM secrets WHERE run = ? AND attribute = ?", (key, write.attribute)
-        row = (key, write.attribute, write.value)
-        return "INSERT OR REPLACE INTO secrets VALUES (?, ?, ?)", row
+        row = (key, write.attribute, self._filler, write.value)
+        return "INSERT OR REPLACE INTO secrets VALUES (?, ?, zeroblob(?), ?)", row
+
+    def _has_secrets(self, run_id: str) -> bool:
+        return bool(secrets(self._connection, run_id))
 
     def _is_known(self, run_id: str) -> bool:
         try:
@@ -164,6 +173,15 @@ class BatchWriter:
         for term in write.terms:
             terms += (write.name, term, key, write.attribute)
         yield from _inserts("index_terms", 4, terms)
+
+    def _run_overwriting(self, statements: list[tuple[str, Sequence[Any]]]) -> None:
+        """Run them so that what they delete is overwritten."""
+        self.has_removed = True
+        self._connection.execute("PRAGMA secure_delete = ON").fetchone()
+        try:
+            self._run(statements)
+        finally:
+            self._connection.execute("PRAGMA secure_delete = OFF").fetchone()
 
     def _run(self, statements: list[tuple[str, Sequence[Any]]]) -> None:
         execute = self._connection.execute

@@ -57,6 +57,12 @@ class PutSecret(msgspec.Struct, frozen=True):
     value: bytes | None
 
 
+class DropSecrets(msgspec.Struct, frozen=True):
+    """Remove the values of all hard-delete Attributes of a run."""
+
+    run_id: str
+
+
 class DropRun(msgspec.Struct, frozen=True):
     """Delete a closed run with all its facts."""
 
@@ -112,6 +118,7 @@ Write = (
     PutRun
     | AddFacts
     | DropRun
+    | DropSecrets
     | PutSecret
     | PutSnapshot
     | PutIndexTypes

@@ -14,6 +14,7 @@ from dex_lite._machine.facts import AnyFact, decode_fact
 from dex_lite._machine.fold import fold
 from dex_lite._machine.model import RunState, Value
 from dex_lite._records import RunRow
+from dex_lite._secrets import put_back
 from dex_lite._wire.tasks import Snapshot
 from dex_lite._worker_slot import Task, TaskSlot
 
@@ -149,7 +150,7 @@ async def read_state(journal: Journal, run_id: str) -> RunState | None:
             state = fold(state, decode_fact(payload))
         number = facts[-1][0] + 1
     if state is not None and state.secrets:
-        state.attributes |= await journal.secrets(run_id)
+        put_back(state, await journal.secrets(run_id))
     return state
 
 

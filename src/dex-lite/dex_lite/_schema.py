@@ -78,10 +78,13 @@ CREATE INDEX terms_of_run ON index_terms (run, name, term);
 INSERT INTO meta VALUES ('indexes_filled', 0);
 """
 _FORMAT_WITH_INDEXES = 2
-# Values of hard-delete Attributes: nowhere else, so that they can be removed.
+# Values of hard-delete Attributes: nowhere else, so that they can be removed. SQLite overwrites what
+# is deleted, but may leave a copy where it moved a row to another page. The filler is what moves: it
+# is as long as the part of a row that SQLite keeps in such a page, so the value is behind it, in
+# pages of its own.
 _FORMAT_3 = """
 CREATE TABLE secrets (
-    run INTEGER NOT NULL, attribute TEXT NOT NULL, value BLOB NOT NULL,
+    run INTEGER NOT NULL, attribute TEXT NOT NULL, filler BLOB NOT NULL, value BLOB NOT NULL,
     PRIMARY KEY (run, attribute)
 ) WITHOUT ROWID;
 """
@@ -249,6 +252,13 @@ def open_reader(path: str) -> sqlite3.Connection:
     )
     connection.execute("PRAGMA query_only = ON")
     return connection
+
+
+def has_log(path: str) -> bool:
+    """Whether the file has a log that was not merged into it."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.getsize(path + "-wal") > 0
+    return False
 
 
 @contextlib.contextmanager

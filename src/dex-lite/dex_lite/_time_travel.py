@@ -43,9 +43,13 @@ async def reset(engine: Engine, request: pb.ResetFlowRequest) -> pb.ResetFlowRes
     row = await _row(engine, request)
     read: dict[str, RunState] = {}  # closed SubFlows that the new run waits for
     while True:
+        newest = engine.find(request.flow_id)
+        last = await engine.state_of(newest)
         facts = await _facts(engine, row)
+        if engine.find(request.flow_id).run_id != last.run_id:
+            continue
         # From here on nothing waits: what was read is what the new run is made of.
-        new, before = _fork(engine, request, target, row, facts)
+        new, before = _fork(engine, request, target, row, facts, last)
         flow_ids = [call.flow_id for call in new.calls if isinstance(call, AttachSubFlow)]
         unread = engine.unread(flow_ids, read)
         if not unread:
@@ -68,14 +72,13 @@ def _fork(
     target: Target,
     row: RunRow,
     facts: list[AnyFact],
+    last: RunState,
 ) -> tuple[Turn, Run | None]:
-    """The new run, and the newest one before it, if that is in memory."""
+    """The new run, and the newest one before it, if that is in memory. ``last`` is the state of that."""
     cut = find_cut(facts, target)
     if cut is None:
         raise invalid(_never_there(request))
-    newest = engine.rows.get(request.flow_id)
-    if newest is None:
-        raise flow_missing(request.flow_id)
+    newest = engine.find(request.flow_id)
     before = engine.runs.get(newest.run_id)
     base = engine.runs.get(row.run_id)
     old = base.state if base is not None else _state(facts)
@@ -87,6 +90,7 @@ def _fork(
         cut=cut,
         with_writes=not request.skip_writes_reapply,
         parents=tuple((old if before is None else before.state).parents),
+        secrets={key: last.attributes[key] for key in last.secrets},
     )
     return fork(facts, old, what, now_ms()), before
 

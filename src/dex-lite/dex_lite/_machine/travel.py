@@ -74,6 +74,7 @@ class Fork(msgspec.Struct, frozen=True):
     cut: int  # so many facts of the old run
     with_writes: bool  # apply again what clients wrote after the cut
     parents: tuple[Parent, ...]  # that wait for the Flow's end
+    secrets: Mapping[str, Value]  # hard-delete Attributes that the Flow has now
 
 
 def find_cut(facts: Sequence[AnyFact], target: Target) -> int | None:
@@ -165,6 +166,7 @@ def fork(facts: Sequence[AnyFact], old: RunState, what: Fork, now_ms: int) -> Tu
             reason=what.reason,
         )
     )
+    _take_over(turn, what.secrets)
     for parent in what.parents:
         if parent not in turn.state.parents:
             turn.emit(ParentAttached(parent))
@@ -180,11 +182,18 @@ def fork(facts: Sequence[AnyFact], old: RunState, what: Fork, now_ms: int) -> Tu
     return turn
 
 
-def keep_secrets(turn: Turn, current: Mapping[str, Value]) -> None:
-    """Hard-delete Attributes are what they are now: their values of then are nowhere."""
-    gone = tuple((key, None) for key in turn.state.secrets if key not in current)
-    if gone or current:
-        turn.emit(SecretsWritten((*gone, *current.items())))
+def _take_over(turn: Turn, secrets: Mapping[str, Value]) -> None:
+    """Hard-delete Attributes are what they are now: their values of then are nowhere.
+
+    A name that was another Attribute's then is that one's again.
+    """
+    then = turn.state.secrets
+    now = [
+        item for item in secrets.items() if item[0] in then or item[0] not in turn.state.attributes
+    ]
+    gone = [(key, None) for key in then if key not in secrets]
+    if gone or now:
+        turn.emit(SecretsWritten((*gone, *now)))
 
 
 def _await_sub_flows(turn: Turn) -> None:
@@ -236,7 +245,12 @@ def _apply_again(turn: Turn, write: _ClientWrite) -> None:
     for fact in write.before:
         if isinstance(fact, MessagesDeleted):
             turn.delete(fact.messages)
-        elif isinstance(fact, AttributesWritten | MessagesPublished):
+        elif isinstance(fact, AttributesWritten):
+            # A name may have gone over to a hard-delete Attribute later.
+            writes = tuple(w for w in fact.writes if w[0] not in turn.state.secrets)
+            indexes = tuple(use for use in fact.indexes if use.attribute not in turn.state.secrets)
+            turn.emit(AttributesWritten(writes, indexes))
+        elif isinstance(fact, MessagesPublished):
             turn.emit(fact)
         elif isinstance(fact, StepEnded):
             canceled[fact.execution_id.rpartition("-")[0]] = None

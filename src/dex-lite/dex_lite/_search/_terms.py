@@ -100,7 +100,12 @@ def microseconds(text: str) -> int | None:
 
 
 def index_of(state: RunState, attribute: str, types: Mapping[str, int]) -> str | None:
-    """The index of an Attribute: the one it was last written with, or the one of its own name."""
+    """The index of an Attribute: the one it was last written with, or the one of its own name.
+
+    An index would keep the value of a hard-delete Attribute, also one that has the name of an index.
+    """
+    if attribute in state.secrets:
+        return None
     return state.indexed.get(attribute) or (attribute if attribute in types else None)
 
 
