@@ -25,6 +25,7 @@ from dex import (
     Channel,
     Context,
     Flow,
+    IdReusePolicy,
     IndexType,
     PersistenceSchema,
     RetryPolicy,
@@ -236,9 +237,11 @@ async def test_a_flow_has_its_values_once(tmp_path: Path) -> None:
         await _until_no_trace(app, tmp_path, FIRST)
         await app.client.stop_flow("f")
         # A new Flow under the ID has nothing of the one before.
-        await app.client.start_flow(flow, "f", "wait", _with_token())
+        again = IdReusePolicy.ALLOW_IF_NO_RUNNING
+        await app.client.start_flow(flow, "f", "wait", _with_token(id_reuse_policy=again))
         await app.client.stop_flow("f")
-        await app.client.start_flow(flow, "f", "wait")
+        options = StartFlowOptions(id_reuse_policy=again)
+        await app.client.start_flow(flow, "f", "wait", options)
         assert await app.call(flow.length, "f") == 0
         await _until_no_trace(app, tmp_path, FIRST)
     assert (await command("check", tmp_path / "engine.db")).code == 0
