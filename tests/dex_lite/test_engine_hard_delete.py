@@ -218,7 +218,7 @@ async def test_retry_and_time_travel_go_on_with_what_is_there_now(tmp_path: Path
 async def test_a_flow_has_its_values_once(tmp_path: Path) -> None:
     """What the newest run deletes is gone, also from the runs before it."""
     flow = Keeper()
-    beginning = TimeTravelOptions(TimeTravelType.BEGINNING)
+    beginning = TimeTravelOptions(TimeTravelType.BEGINNING, skip_writes_reapply=True)
     async with serve(tmp_path, flow) as app:
         await app.client.start_flow(flow, "f", "wait", _with_token())
         first = (await app.client.describe_flow("f")).run_id
@@ -232,12 +232,16 @@ async def test_a_flow_has_its_values_once(tmp_path: Path) -> None:
         async with grpc.aio.insecure_channel(app.address) as channel:
             stub: Any = dex_pb2_grpc.FlowServiceStub(channel)
             back = pb.FLOW_RESET_TYPE_BEGINNING
-            await stub.ResetFlow(pb.ResetFlowRequest(flow_id="f", run_id=first, reset_type=back))
+            await stub.ResetFlow(
+                pb.ResetFlowRequest(
+                    flow_id="f", run_id=first, reset_type=back, skip_writes_reapply=True
+                )
+            )
         assert await app.call(flow.length, "f") == 0
         await _until_no_trace(app, tmp_path, FIRST)
         await app.client.stop_flow("f")
         # A new Flow under the ID has nothing of the one before.
-        again = IdReusePolicy.ALLOW_IF_NO_RUNNING
+        again = IdReusePolicy.ALLOW_IF_NOT_RUNNING
         await app.client.start_flow(flow, "f", "wait", _with_token(id_reuse_policy=again))
         await app.client.stop_flow("f")
         options = StartFlowOptions(id_reuse_policy=again)
