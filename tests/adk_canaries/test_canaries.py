@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -214,7 +213,7 @@ async def test_contents_are_built_twice_on_replay(monkeypatch: pytest.MonkeyPatc
 
 
 def test_contents_workaround_steps_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_contents, "request_processor", SimpleNamespace(name="other"))
+    monkeypatch.setattr(_contents.request_processor, "run_async", None)
     with pytest.warns(AdkWorkaroundWarning, match="contents processor has changed"):
         assert not contents_on_replay.apply()
 

@@ -9,44 +9,18 @@ in the process pass through.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Awaitable, Callable
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 
-from dex_agents_google_adk._adk_workarounds import AdkWorkaroundWarning
+from dex_agents_google_adk._adk_workarounds._patch import Patch, install
 from dex_agents_google_adk._adk_workarounds.escalation import repeated_escalation
 from dex_agents_google_adk._adk_workarounds.single_turn_input import put_back_input
 from dex_agents_google_adk._attempt import AttemptInvocationContext
 
-_MARK = "_dex_agents_guarded"
-_BEFORE, _AFTER = "_handle_before_agent_callback", "_handle_after_agent_callback"
-
 _Handler = Callable[[BaseAgent, InvocationContext], Awaitable[Event | None]]
-
-
-def apply() -> bool:
-    """Install the guards once per process; true if they stand."""
-    handlers = [getattr(BaseAgent, name, None) for name in (_BEFORE, _AFTER)]
-    if all(getattr(handler, _MARK, False) for handler in handlers):
-        return True
-    if not all(
-        inspect.iscoroutinefunction(handler) and len(inspect.signature(handler).parameters) == 2
-        for handler in handlers
-    ):
-        warnings.warn(
-            "ADK's handling of agent callbacks has changed; callbacks around an agent run again "
-            "whenever a durable session goes on after a pause",
-            AdkWorkaroundWarning,
-            stacklevel=2,
-        )
-        return False
-    before, after = handlers
-    setattr(BaseAgent, _BEFORE, _guarded_before(before))  # type: ignore[arg-type]
-    setattr(BaseAgent, _AFTER, _guarded_after(after))  # type: ignore[arg-type]
-    return True
 
 
 def _guarded_before(handler: _Handler) -> _Handler:
@@ -58,7 +32,7 @@ def _guarded_before(handler: _Handler) -> _Handler:
             return repeated_escalation(self, ctx)
         return await handler(self, ctx)
 
-    return _marked(guarded)
+    return guarded
 
 
 def _guarded_after(handler: _Handler) -> _Handler:
@@ -72,9 +46,31 @@ def _guarded_after(handler: _Handler) -> _Handler:
         ctx.attempt.agent_ends(key)
         return event
 
-    return _marked(guarded)
+    return guarded
 
 
-def _marked(function: _Handler) -> _Handler:
-    setattr(function, _MARK, True)
-    return function
+PATCHES = (
+    Patch(
+        (BaseAgent,),
+        "_handle_before_agent_callback",
+        ("self", "ctx"),
+        inspect.iscoroutinefunction,
+        _guarded_before,
+    ),
+    Patch(
+        (BaseAgent,),
+        "_handle_after_agent_callback",
+        ("self", "invocation_context"),
+        inspect.iscoroutinefunction,
+        _guarded_after,
+    ),
+)
+
+
+def apply() -> bool:
+    """Install the guards; true if they stand."""
+    return install(
+        PATCHES,
+        "ADK's handling of agent callbacks has changed; callbacks around an agent run again "
+        "whenever a durable session goes on after a pause",
+    )

@@ -13,43 +13,17 @@ in the process passes through.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.adk.flows.llm_flows.context import _contents
 from google.adk.models.llm_request import LlmRequest
 
-from dex_agents_google_adk._adk_workarounds import AdkWorkaroundWarning
+from dex_agents_google_adk._adk_workarounds._patch import Patch, install
 from dex_agents_google_adk._attempt import AttemptInvocationContext
 
-_MARK = "_dex_agents_guarded"
-
 _RunAsync = Callable[[InvocationContext, LlmRequest], AsyncGenerator[Event, None]]
-
-
-def apply() -> bool:
-    """Install the guard once per process; true if it stands."""
-    processor: Any = getattr(_contents, "request_processor", None)
-    run_async = getattr(processor, "run_async", None)
-    if getattr(run_async, _MARK, False):
-        return True
-    if (
-        getattr(processor, "name", None) != "contents"
-        or not inspect.isasyncgenfunction(run_async)
-        or list(inspect.signature(run_async).parameters) != ["invocation_context", "llm_request"]
-    ):
-        warnings.warn(
-            "ADK's contents processor has changed; durable sessions build each request twice after "
-            "tool calls",
-            AdkWorkaroundWarning,
-            stacklevel=2,
-        )
-        return False
-    processor.run_async = _guarded(run_async)
-    return True
 
 
 def _guarded(run_async: _RunAsync) -> _RunAsync:
@@ -61,7 +35,6 @@ def _guarded(run_async: _RunAsync) -> _RunAsync:
         async for event in run_async(invocation_context, llm_request):
             yield event
 
-    setattr(guarded, _MARK, True)
     return guarded
 
 
@@ -69,3 +42,23 @@ def _replays(context: InvocationContext) -> bool:
     if not isinstance(context, AttemptInvocationContext) or context.agent is None:
         return False
     return context.attempt.awaits_replay((context.agent.name, context.branch))
+
+
+PATCHES = (
+    Patch(
+        (getattr(_contents, "request_processor", None),),
+        "run_async",
+        ("invocation_context", "llm_request"),
+        inspect.isasyncgenfunction,
+        _guarded,
+    ),
+)
+
+
+def apply() -> bool:
+    """Install the guard; true if it stands."""
+    return install(
+        PATCHES,
+        "ADK's contents processor has changed; durable sessions build each request twice after "
+        "tool calls",
+    )

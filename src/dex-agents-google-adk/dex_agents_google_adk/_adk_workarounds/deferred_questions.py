@@ -8,9 +8,8 @@ could never get their results.
 from __future__ import annotations
 
 import inspect
-import warnings
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 from google.adk.agents import invocation_context
 from google.adk.events import _interrupts
@@ -18,41 +17,32 @@ from google.adk.events.event import Event
 from google.adk.flows.llm_flows.core import _resume
 from google.adk.workflow.utils import _rehydration_utils
 
-from dex_agents_google_adk._adk_workarounds import AdkWorkaroundWarning
+from dex_agents_google_adk._adk_workarounds._patch import Patch, install
 from dex_agents_google_adk._attempt import current_attempt
 
-_NAME = "extract_event_interrupt_ids"
-_MARK = "_dex_agents_guarded"
 _MODULES: tuple[ModuleType, ...] = (_interrupts, invocation_context, _resume, _rehydration_utils)
 """Those that have the function in a name of their own."""
 
 
-def apply() -> bool:
-    """Install the guard once per process; true if it stands."""
-    extract: Any = getattr(_interrupts, _NAME, None)
-    if getattr(extract, _MARK, False):
-        return True
-    if (
-        extract is None
-        or list(inspect.signature(extract).parameters) != ["event"]
-        or any(getattr(module, _NAME, None) is not extract for module in _MODULES)
-    ):
-        warnings.warn(
-            "ADK's search for interrupts has changed; a response that asks for input beside other "
-            "calls may fail its turn in a durable session",
-            AdkWorkaroundWarning,
-            stacklevel=2,
-        )
-        return False
-
+def _guarded(extract: Callable[[Event], set[str]]) -> Callable[[Event], set[str]]:
     def guarded(event: Event) -> set[str]:
         attempt = current_attempt()
         if attempt is not None and event.id in attempt.long_running:
             return set(event.long_running_tool_ids or ())
-        found: set[str] = extract(event)
-        return found
+        return extract(event)
 
-    setattr(guarded, _MARK, True)
-    for module in _MODULES:
-        setattr(module, _NAME, guarded)
-    return True
+    return guarded
+
+
+PATCHES = (
+    Patch(_MODULES, "extract_event_interrupt_ids", ("event",), inspect.isfunction, _guarded),
+)
+
+
+def apply() -> bool:
+    """Install the guard; true if it stands."""
+    return install(
+        PATCHES,
+        "ADK's search for interrupts has changed; a response that asks for input beside other "
+        "calls may fail its turn in a durable session",
+    )

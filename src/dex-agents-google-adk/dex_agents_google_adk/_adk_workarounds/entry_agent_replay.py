@@ -8,48 +8,25 @@ agent has already made. When an invocation goes on, the run gets the path of the
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import Any
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.workflow._dynamic_node_scheduler import DynamicNodeScheduler
 
-from dex_agents_google_adk._adk_workarounds import AdkWorkaroundWarning
+from dex_agents_google_adk._adk_workarounds._patch import Patch, install
 from dex_agents_google_adk._attempt import current_attempt
 
-_NAME = "_execute_step"
-_MARK = "_dex_agents_guarded"
 _PATH = "_node_path"
 
 
-def apply() -> bool:
-    """Install the guard once per process; true if it stands."""
-    execute: Any = getattr(DynamicNodeScheduler, _NAME, None)
-    if getattr(execute, _MARK, False):
-        return True
-    if execute is None or list(inspect.signature(execute).parameters)[:4] != [
-        "self",
-        "ctx",
-        "node",
-        "node_input",
-    ]:
-        warnings.warn(
-            "ADK's way to find earlier runs of a node has changed; a turn that begins with a "
-            "sub-agent may not go on after a pause in a durable session",
-            AdkWorkaroundWarning,
-            stacklevel=2,
-        )
-        return False
-
+def _guarded(execute: Any) -> Any:
     async def guarded(self: Any, ctx: Any, node: Any, node_input: Any, **arguments: Any) -> Any:
         attempt = current_attempt()
         if attempt is not None and attempt.is_resumed and ctx is not None and not ctx.node_path:
             setattr(ctx, _PATH, _parent_path(node))
         return await execute(self, ctx, node, node_input, **arguments)
 
-    setattr(guarded, _MARK, True)
-    setattr(DynamicNodeScheduler, _NAME, guarded)
-    return True
+    return guarded
 
 
 def _parent_path(node: Any) -> str:
@@ -59,3 +36,23 @@ def _parent_path(node: Any) -> str:
         names.insert(0, f"{parent.name}@1")
         parent = parent.parent_agent
     return "/".join(names)
+
+
+PATCHES = (
+    Patch(
+        (DynamicNodeScheduler,),
+        "_execute_step",
+        ("self", "ctx", "node", "node_input"),
+        inspect.iscoroutinefunction,
+        _guarded,
+    ),
+)
+
+
+def apply() -> bool:
+    """Install the guard; true if it stands."""
+    return install(
+        PATCHES,
+        "ADK's way to find earlier runs of a node has changed; a turn that begins with a "
+        "sub-agent may not go on after a pause in a durable session",
+    )

@@ -8,39 +8,39 @@ task's answer stands behind the response, ADK takes the open calls for lost.
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import Any
 
 from google.adk.workflow import _llm_agent_wrapper
 
-from dex_agents_google_adk._adk_workarounds import AdkWorkaroundWarning
+from dex_agents_google_adk._adk_workarounds._patch import Patch, install
 from dex_agents_google_adk._attempt import current_attempt
 
-_NAME = "_find_unresolved_task_delegations"
-_PARAMETERS = ["session", "owner", "tools_dict", "isolation_scope"]
-_MARK = "_dex_agents_guarded"
 
-
-def apply() -> bool:
-    """Install the guard once per process; true if it stands."""
-    find: Any = getattr(_llm_agent_wrapper, _NAME, None)
-    if getattr(find, _MARK, False):
-        return True
-    if find is None or list(inspect.signature(find).parameters) != _PARAMETERS:
-        warnings.warn(
-            "ADK's search for open tasks has changed; a response that hands on a task beside other "
-            "calls may fail its turn in a durable session",
-            AdkWorkaroundWarning,
-            stacklevel=2,
-        )
-        return False
-
+def _guarded(find: Any) -> Any:
     def guarded(session: Any, owner: str, tools_dict: Any, isolation_scope: Any = None) -> Any:
         attempt = current_attempt()
         if attempt is not None and attempt.awaits_replay_of(owner):
             return []
         return find(session, owner, tools_dict, isolation_scope)
 
-    setattr(guarded, _MARK, True)
-    setattr(_llm_agent_wrapper, _NAME, guarded)
-    return True
+    return guarded
+
+
+PATCHES = (
+    Patch(
+        (_llm_agent_wrapper,),
+        "_find_unresolved_task_delegations",
+        ("session", "owner", "tools_dict", "isolation_scope"),
+        inspect.isfunction,
+        _guarded,
+    ),
+)
+
+
+def apply() -> bool:
+    """Install the guard; true if it stands."""
+    return install(
+        PATCHES,
+        "ADK's search for open tasks has changed; a response that hands on a task beside other "
+        "calls may fail its turn in a durable session",
+    )
