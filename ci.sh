@@ -115,17 +115,20 @@ install_browser() {
   $install || { apt-get update -q && $install; }
 }
 
-await_browser() { # PID LOG
+await_job() { # PID LOG
   wait "$1" || {
     cat "$2" >&2
     return 1
   }
 }
 
-lint() {
+style() {
   stage "lint" ruff check src tests
   stage "format" ruff format --check src tests
-  stage "types" mypy src/dex-lite/dex_lite src/dex-agents/dex_agents \
+}
+
+types() {
+  mypy src/dex-lite/dex_lite src/dex-agents/dex_agents \
     src/dex-agents-google-adk/dex_agents_google_adk tests
 }
 
@@ -164,9 +167,14 @@ case "$command" in
     install_browser >"$browser_log" 2>&1 &
     browser=$!
     setup
-    lint
-    stage "browser" await_browser "$browser" "$browser_log"
+    style
+    # Tests wait a good part of their time, so the types are checked beside them.
+    types_log=$(mktemp)
+    types >"$types_log" 2>&1 &
+    types=$!
+    stage "browser" await_job "$browser" "$browser_log"
     stage "tests" tests
+    stage "types" await_job "$types" "$types_log"
     ;;
   demo)
     setup
@@ -186,7 +194,8 @@ case "$command" in
     ;;
   lint)
     setup
-    lint
+    style
+    stage "types" types
     ;;
   setup) setup ;;
   help | -h | --help) usage ;;
