@@ -44,21 +44,9 @@ async def play_plain(session_id: str, replaced: Mapping[str, Any] | None = None)
 
 def choose_place(session_id: str, plain: PlainRun) -> str:
     """A place that the session passes, as :func:`dex_agents.testing.failpoint_env` takes it."""
-    rng = random.Random(session_id)
-    asked, ran = len(plain.world.asked), len(plain.world.executed)
-    waits = sum(name.split("_")[0] in ("job", "confirm", "ask") for name, _ in plain.world.executed)
-    times = {
-        "message.before": len(plan_of(session_id).messages),
-        "model.before_call": asked,
-        "model.after_call": asked,
-        "tool.before_call": ran,
-        "tool.after_call": ran,
-        "resume.before": min(1, ran),
-        "approval.open": waits,
-        "interrupt.answered": waits,
-    }
-    place = rng.choice([name for name, count in times.items() if count])
-    return f"{place}@{session_id}#{rng.randint(1, times[place])}"
+    # Each turn passes three at least, and each tool that ran two more.
+    passes = 3 * len(plan_of(session_id).messages) + 2 * len(plain.world.executed)
+    return f"*@{session_id}#{random.Random(session_id).randint(1, passes)}"
 
 
 async def judge(
@@ -70,7 +58,7 @@ async def judge(
     items = [message.framework_item for message in played.messages]
     _check_marks(items)
     history = list(map(_unmarked, items))
-    replaced = _changed_by_kill(history, plain.result.events) if was_killed else {}
+    replaced = _perhaps_killed(history) if was_killed else {}
     if replaced:
         again = await play_plain(session_id, replaced)
         assert again is not None
@@ -122,15 +110,15 @@ def _responses(events: Sequence[Json]) -> dict[str, Any]:
     return found
 
 
-def _changed_by_kill(history: Sequence[Json], expected: Sequence[Json]) -> dict[str, Any]:
-    """Responses of calls whose records say that a kill has met them."""
-    undisturbed = _responses(expected)
+def _perhaps_killed(history: Sequence[Json]) -> dict[str, Any]:
+    """Responses of calls whose records say that a kill may have met them; an error of the tool's own
+    looks the same.
+    """
+    unknown = {"error": OUTCOME_UNKNOWN_TOOL_RESULT}
     return {
         call_id: response
         for call_id, response in _responses(history).items()
-        if response != undisturbed.get(call_id)
-        and isinstance(response, dict)
-        and response == {"error": OUTCOME_UNKNOWN_TOOL_RESULT}
+        if response == unknown
     }
 
 
