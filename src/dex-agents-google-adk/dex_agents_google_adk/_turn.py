@@ -6,16 +6,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from google.adk.agents.base_agent import BaseAgent
-from google.adk.agents.invocation_context import InvocationContext, LlmCallsLimitExceededError
-from google.adk.agents.llm_agent import LlmAgent
-from google.adk.apps.app import App, ResumabilityConfig
+from google.adk.agents.invocation_context import LlmCallsLimitExceededError
+from google.adk.apps.app import App
 from google.adk.events.event import Event
-from google.adk.runners import Runner
 from google.adk.sessions.session import Session
 from google.genai import types
 
@@ -26,22 +21,18 @@ from dex_agents._contract import (
     RequestedToolCall,
     RunModelOutcome,
     RunModelRequest,
-    ToolCallRecord,
     ToolCallsRequested,
     TurnCompleted,
 )
-from dex_agents._errors import AgentError, AgentTurnError, ModelCallError
-from dex_agents_google_adk._actions import actions_to_json
-from dex_agents_google_adk._adk_compat import CREDENTIAL_CALL, FRAMEWORK_CALLS
-from dex_agents_google_adk._adk_workarounds import active_agent
+from dex_agents._errors import AgentError, AgentTurnError
 from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_misleading_path
 from dex_agents_google_adk._artifacts import SessionArtifacts, session_artifacts
 from dex_agents_google_adk._attempt import (
     Attempt,
-    AttemptInvocationContext,
     OpenResponse,
     enter_attempt,
 )
+from dex_agents_google_adk._attempt_runner import RESUMABLE, AttemptRunner
 from dex_agents_google_adk._compaction import restore
 from dex_agents_google_adk._events import (
     USER,
@@ -55,7 +46,6 @@ from dex_agents_google_adk._events import (
 )
 from dex_agents_google_adk._events_compaction import (
     attempt_config,
-    compacted_view,
     hide_from_compaction,
 )
 from dex_agents_google_adk._first_plugin import FirstPlugin
@@ -66,12 +56,11 @@ from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._kept_answers import KeptAnswers
 from dex_agents_google_adk._last_plugin import LastPlugin
 from dex_agents_google_adk._live import LiveText
-from dex_agents_google_adk._model_errors import classify, classify_answer
+from dex_agents_google_adk._model_errors import classify
+from dex_agents_google_adk._paused_events import paused_event
 from dex_agents_google_adk._questions import answers_of, call_of
 from dex_agents_google_adk._records import ended_at
 from dex_agents_google_adk._run_state import (
-    CallKind,
-    PausedCall,
     PausedEvent,
     RunState,
     StartedAgent,
@@ -80,6 +69,7 @@ from dex_agents_google_adk._session import AttemptSessionService, make_session
 from dex_agents_google_adk._setup import RunnerSetup
 from dex_agents_google_adk._telemetry import for_listeners
 from dex_agents_google_adk._tool_step import make_tool_context
+from dex_agents_google_adk._turn_checks import check_end, check_progress, check_records
 
 _TEMP_PREFIX = "temp:"
 
@@ -90,54 +80,6 @@ async def run_model(setup: RunnerSetup, request: RunModelRequest) -> RunModelOut
         f"{request.session_id}/{request.turn_id}/{request.step_execution_id}", _base_time(request)
     )
     return await run_isolated(ids, _TurnAttempt(setup, request, ids).run())
-
-
-class _AttemptRunner(Runner):
-    """ADK's runner for one attempt."""
-
-    def __init__(
-        self,
-        *,
-        attempt: Attempt,
-        resumed: str | None,
-        application_config: ResumabilityConfig | None,
-        **arguments: Any,
-    ) -> None:
-        self._attempt = attempt
-        self._resumed = resumed
-        self._application_config = application_config
-        super().__init__(**arguments)
-
-    def _find_agent_to_run(self, session: Session, root_agent: BaseAgent) -> BaseAgent:
-        if self._resumed is None:
-            return self._pick(session, root_agent)
-        return active_agent.first_agent(session, root_agent, self._resumed, self._pick)
-
-    def _pick(self, session: Session, root_agent: BaseAgent) -> BaseAgent:
-        # A resumable app picks otherwise, but only for us is the application's app one.
-        ours, self.resumability_config = self.resumability_config, self._application_config
-        try:
-            return super()._find_agent_to_run(session, root_agent)
-        finally:
-            self.resumability_config = ours
-
-    def _create_invocation_context(self, **kwargs: object) -> InvocationContext:
-        context = AttemptInvocationContext(**kwargs)  # type: ignore[arg-type]
-        context._attempt = self._attempt
-        return context
-
-    def _infer_agent_origin(self, agent: BaseAgent) -> tuple[str | None, Path | None]:
-        # Only feeds a warning about names, and reads files for it at every construction.
-        return None, None
-
-    async def _run_post_invocation_compaction(self, *, session: Session) -> None:
-        # ADK would compact after each pause. Behind an answer, a summary that fails or hangs would
-        # keep the answer from being stored; the next turn begins with it.
-        return
-
-    async def sum_up(self, session: Session) -> None:
-        """Let ADK compact what the turns before have left."""
-        await super()._run_post_invocation_compaction(session=compacted_view(session))
 
 
 class _TurnAttempt:
@@ -164,7 +106,7 @@ class _TurnAttempt:
         steps = len(request.records) - questions
         records = tuple(request.records[:steps])
         self._answers = tuple(request.records[steps:])
-        _check_records(paused, records)
+        check_records(paused, records)
         return Attempt(
             paused=paused,
             records=records,
@@ -254,7 +196,7 @@ class _TurnAttempt:
         items = tuple(self._items[e.id] for e in self._session.events[self._turn_starts_at :])
         return ContinueTurn(run_state=RunState("", items, is_begun=False).to_json())
 
-    def _make_runner(self) -> _AttemptRunner:
+    def _make_runner(self) -> AttemptRunner:
         setup, request, attempt = self._setup, self._request, self._attempt
         app = App.model_construct(
             name=setup.app.name,
@@ -266,9 +208,9 @@ class _TurnAttempt:
             ],
             context_cache_config=setup.app.context_cache_config,
             events_compaction_config=attempt_config(setup.app, setup.tree, attempt, self._session),
-            resumability_config=_RESUMABLE,
+            resumability_config=RESUMABLE,
         )
-        return _AttemptRunner(
+        return AttemptRunner(
             attempt=attempt,
             resumed=self._state.invocation_id if self._state else None,
             application_config=setup.app.resumability_config,
@@ -281,7 +223,7 @@ class _TurnAttempt:
             credential_service=setup.credential_service,
         )
 
-    def _start(self, runner: _AttemptRunner) -> AsyncGenerator[Event, None]:
+    def _start(self, runner: AttemptRunner) -> AsyncGenerator[Event, None]:
         start: dict[str, Any] = {"new_message": self._user_content()}
         if self._state is not None:
             start = {"invocation_id": self._state.invocation_id}
@@ -331,18 +273,15 @@ class _TurnAttempt:
                 "the turn cannot go on"
             )
         usage, metadata = attempt.usage(), attempt.metadata()
+        turn = self._session.events[self._turn_starts_at :]
         pauses = attempt.pauses
         waiting = attempt.open_responses() if pauses else []
-        paused = tuple(self._paused(response) for response in waiting)
+        paused = tuple(paused_event(attempt, response, turn) for response in waiting)
         if pauses:
             # A response goes on as a whole, so what ADK has written of it is kept with its calls.
             for response in waiting:
                 attempt.synthetic_events.update(response.answers)
-        events = [
-            event
-            for event in self._session.events[self._turn_starts_at :]
-            if event.id not in attempt.synthetic_events
-        ]
+        events = [event for event in turn if event.id not in attempt.synthetic_events]
         if pauses:
             run_state = self._run_state(events, paused)
             calls = [call for response in waiting for call in self._requested(response)]
@@ -363,7 +302,7 @@ class _TurnAttempt:
                     metadata=metadata,
                     took_steering=attempt.took_steering,
                 )
-            self._check_progress(events)
+            check_progress(attempt, events, len(self._earlier_items))
             return ContinueTurn(
                 run_state=run_state.to_json(),
                 usage=usage,
@@ -371,7 +310,7 @@ class _TurnAttempt:
                 took_steering=attempt.took_steering,
             )
         events = [event for event in events if not is_resumption_marker(event)]
-        self._check_end(events)
+        check_end(attempt, self._setup.tree, events)
         messages = [self._message(event) for event in events]
         return TurnCompleted(
             messages=messages,
@@ -426,130 +365,6 @@ class _TurnAttempt:
             faults=self._attempt.faults.rest,
         )
 
-    def _paused(self, response: OpenResponse) -> PausedEvent:
-        calls = [self._paused_call(response, *call) for call in response.calls]
-        return PausedEvent(
-            response.event_id,
-            response.agent_name,
-            response.branch,
-            tuple(calls),
-            tuple(sorted(response.tasks)),
-            response.node_path,
-        )
-
-    def _paused_call(self, response: OpenResponse, call_id: str, tool_name: str) -> PausedCall:
-        replay = self._attempt.replay_of(response, call_id) if response.replayed else None
-        if call_id in response.answered:
-            context = response.contexts.get(call_id)
-            return PausedCall(
-                call_id=call_id,
-                kind=CallKind.SETTLED,
-                tool_name=tool_name,
-                actions=actions_to_json(context.actions) if context is not None else {},
-                response=self._settled_response(response, call_id),
-            )
-        if replay is not None:
-            kept = replace(replay.call, begun=call_id in response.begun)
-            if replay.record is None:
-                return kept
-            return replace(kept, kind=CallKind.RECORDED, record=replay.record)
-        actions = response.actions.get(call_id) or {}
-        if (deferred := response.deferred.get(call_id)) is not None:
-            return PausedCall(
-                call_id=call_id,
-                kind=CallKind.NATIVE if deferred.native else CallKind.STEP,
-                tool_name=tool_name,
-                arguments=deferred.arguments if deferred.arguments_changed else None,
-                actions=actions,
-            )
-        if call_id in response.begun or call_id in response.tasks or not response.deferred:
-            return PausedCall(
-                call_id=call_id,
-                kind=CallKind.NATIVE,
-                tool_name=tool_name,
-                begun=call_id in response.begun,
-            )
-        return PausedCall(
-            call_id=call_id,
-            kind=CallKind.SETTLED,
-            tool_name=tool_name,
-            actions=actions,
-            response=self._settled_response(response, call_id),
-        )
-
-    def _settled_response(self, response: OpenResponse, call_id: str) -> Json:
-        for event in reversed(self._session.events[self._turn_starts_at :]):
-            if event.id == response.event_id:
-                break  # a model may have used the id before, for a call that has another result
-            if event.branch != response.branch:
-                continue
-            for item in event.get_function_responses():
-                if item.id == call_id and event.author == response.agent_name:
-                    return item.model_dump(mode="json", exclude_none=True, fallback=to_json)
-        raise AgentTurnError(f"ADK wrote no response for the answered call {call_id!r}")
-
-    def _check_progress(self, events: list[Event]) -> None:
-        attempt = self._attempt
-        before = len(self._earlier_items)
-        if attempt.model_calls or len(events) > before or attempt.paused_responses():
-            return
-        if not attempt.inputs:
-            raise AgentTurnError(
-                "ADK made no progress: it neither asked a model nor ran what the turn waits for"
-            )
-
-    def _check_complete(self, events: list[Event], answered: set[str | None]) -> None:
-        """A cancellation that a callback raises looks to ADK like an end."""
-        tree = self._setup.tree
-        lost = [
-            call.name
-            for event in events
-            for call in event.get_function_calls()
-            if call.id not in answered
-            # A task may wait for the user's next message, so its call stays open.
-            and call.name not in tree.task_names
-            and not (tree.has_parallel_agent and event.branch)
-        ]
-        if lost:
-            raise AgentTurnError(
-                f"the run ended without the results of {', '.join(map(str, lost))}; what ran is "
-                f"recorded"
-            )
-
-    def _check_end(self, events: list[Event]) -> None:
-        attempt = self._attempt
-        if attempt.held.rest:
-            raise AgentTurnError(
-                "the run ended before a later part of the model's answer came in; what ran is "
-                "recorded"
-            )
-        answered = {item.id for event in events for item in event.get_function_responses()}
-        if paused := [
-            call.name
-            for event in events
-            for call in event.get_function_calls()
-            if (event.long_running_tool_ids or call.name in FRAMEWORK_CALLS)
-            and call.id not in answered
-        ]:
-            if CREDENTIAL_CALL in paused:
-                raise AgentTurnError(
-                    "a toolset of the agent needs a credential before its tools can be listed, "
-                    "which a session cannot wait for; give it through credential_service"
-                )
-            raise AgentTurnError(
-                f"ADK paused for {', '.join(map(str, paused))}, which a durable session does not "
-                f"support yet"
-            )
-        self._check_complete(events, answered)
-        last = next((event for event in reversed(events) if event.author != USER), None)
-        if last is not None and last.error_code and not _has_answer(last):
-            code: Any = last.error_code
-            raise classify_answer(str(getattr(code, "value", code)), last.error_message)
-        if attempt.has_silent_model_call:
-            raise ModelCallError("the model gave no content")
-        if isinstance(self._setup.tree.root, LlmAgent) and all(e.author == USER for e in events):
-            raise ModelCallError("the run ended before the agent said anything")
-
     def _message(self, event: Event) -> AgentMessage:
         if event is self._users_event():
             # A plugin may have rewritten the message for this turn; the session keeps the original.
@@ -569,11 +384,6 @@ class _TurnAttempt:
         turn = self._session.events[self._turn_starts_at :]
         first = next((event for event in turn if event.actions.compaction is None), None)
         return first if first is not None and is_users(first) else None
-
-
-# Constructed without the validation whose only effect is a warning that the feature is
-# experimental.
-_RESUMABLE = ResumabilityConfig.model_construct(is_resumable=True)
 
 
 def _holds(errors: list[BaseException], wanted: BaseException) -> bool:
@@ -596,23 +406,6 @@ def _base_time(request: RunModelRequest) -> float:
         times += [timestamp_of(item) for item in request.run_state.get("events") or ()]
     times += [ended_at(record) for record in request.records]
     return max(times)
-
-
-def _check_records(paused: tuple[PausedEvent, ...], records: Any) -> None:
-    expected = [call for event in paused for call in event.calls if call.kind is CallKind.STEP]
-    found: list[ToolCallRecord] = list(records)
-    if [(call.call_id, call.tool_name) for call in expected] != [
-        (record.call_id, record.tool_name) for record in found
-    ]:
-        raise AgentTurnError(
-            f"the turn waits for the results of {[call.tool_name for call in expected]}, but got "
-            f"those of "
-            f"{[record.tool_name for record in found]}"
-        )
-
-
-def _has_answer(event: Event) -> bool:
-    return bool(shown_text(event.content).strip() or event.get_function_calls())
 
 
 def _final_text(events: list[Event]) -> str:

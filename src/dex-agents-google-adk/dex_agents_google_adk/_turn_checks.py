@@ -1,0 +1,112 @@
+"""What must hold of an attempt's records, progress and end; else the turn fails visibly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.events.event import Event
+
+from dex_agents._contract import ToolCallRecord
+from dex_agents._errors import AgentTurnError, ModelCallError
+from dex_agents_google_adk._adk_compat import CREDENTIAL_CALL, FRAMEWORK_CALLS
+from dex_agents_google_adk._attempt import Attempt
+from dex_agents_google_adk._events import USER, shown_text
+from dex_agents_google_adk._model_errors import classify_answer
+from dex_agents_google_adk._run_state import CallKind, PausedEvent
+from dex_agents_google_adk._tree import AgentTree
+
+
+def check_records(paused: Sequence[PausedEvent], records: Sequence[ToolCallRecord]) -> None:
+    """The records are those of the calls that the turn waits for.
+
+    Raises:
+        AgentTurnError: They are not.
+    """
+    expected = [call for event in paused for call in event.calls if call.kind is CallKind.STEP]
+    if [(call.call_id, call.tool_name) for call in expected] != [
+        (record.call_id, record.tool_name) for record in records
+    ]:
+        raise AgentTurnError(
+            f"the turn waits for the results of {[call.tool_name for call in expected]}, but got "
+            f"those of "
+            f"{[record.tool_name for record in records]}"
+        )
+
+
+def check_progress(attempt: Attempt, events: Sequence[Event], before: int) -> None:
+    """A run that goes on has done something.
+
+    Args:
+        before: Number of events that the turn had before this attempt.
+
+    Raises:
+        AgentTurnError: It has not.
+    """
+    if attempt.model_calls or len(events) > before or attempt.paused_responses():
+        return
+    if not attempt.inputs:
+        raise AgentTurnError(
+            "ADK made no progress: it neither asked a model nor ran what the turn waits for"
+        )
+
+
+def _check_complete(tree: AgentTree, events: Sequence[Event], answered: set[str | None]) -> None:
+    """A cancellation that a callback raises looks to ADK like an end."""
+    lost = [
+        call.name
+        for event in events
+        for call in event.get_function_calls()
+        if call.id not in answered
+        # A task may wait for the user's next message, so its call stays open.
+        and call.name not in tree.task_names
+        and not (tree.has_parallel_agent and event.branch)
+    ]
+    if lost:
+        raise AgentTurnError(
+            f"the run ended without the results of {', '.join(map(str, lost))}; what ran is "
+            f"recorded"
+        )
+
+
+def check_end(attempt: Attempt, tree: AgentTree, events: Sequence[Event]) -> None:
+    """A run that ended has an answer.
+
+    Raises:
+        AgentTurnError: It has none, or lost something.
+        ModelCallError: It has none, and asking the model again may give one.
+    """
+    if attempt.held.rest:
+        raise AgentTurnError(
+            "the run ended before a later part of the model's answer came in; what ran is recorded"
+        )
+    answered = {item.id for event in events for item in event.get_function_responses()}
+    if paused := [
+        call.name
+        for event in events
+        for call in event.get_function_calls()
+        if (event.long_running_tool_ids or call.name in FRAMEWORK_CALLS) and call.id not in answered
+    ]:
+        if CREDENTIAL_CALL in paused:
+            raise AgentTurnError(
+                "a toolset of the agent needs a credential before its tools can be listed, "
+                "which a session cannot wait for; give it through credential_service"
+            )
+        raise AgentTurnError(
+            f"ADK paused for {', '.join(map(str, paused))}, which a durable session does not "
+            f"support yet"
+        )
+    _check_complete(tree, events, answered)
+    last = next((event for event in reversed(events) if event.author != USER), None)
+    if last is not None and last.error_code and not _has_answer(last):
+        code: Any = last.error_code
+        raise classify_answer(str(getattr(code, "value", code)), last.error_message)
+    if attempt.has_silent_model_call:
+        raise ModelCallError("the model gave no content")
+    if isinstance(tree.root, LlmAgent) and all(e.author == USER for e in events):
+        raise ModelCallError("the run ended before the agent said anything")
+
+
+def _has_answer(event: Event) -> bool:
+    return bool(shown_text(event.content).strip() or event.get_function_calls())
