@@ -32,7 +32,7 @@ from dex_agents_google_adk._adk_compat import (
     invocation_of,
 )
 from dex_agents_google_adk._adk_workarounds import agent_states
-from dex_agents_google_adk._attempt import Attempt, DeferredCall
+from dex_agents_google_adk._attempt import Attempt
 from dex_agents_google_adk._effects import (
     is_control_tool,
     is_inline_agent_tool,
@@ -41,6 +41,7 @@ from dex_agents_google_adk._effects import (
 from dex_agents_google_adk._events import USER, is_resumption_marker, shown_text
 from dex_agents_google_adk._json import copy_json
 from dex_agents_google_adk._node_path import parse_node_path
+from dex_agents_google_adk._open_response import DeferredCall
 from dex_agents_google_adk._pauses import YIELD_TOOL_NAME, agent_key, put_off, yield_answer
 from dex_agents_google_adk._records import actions_of, response_of
 from dex_agents_google_adk._run_state import CallKind

@@ -29,7 +29,7 @@ from dex_agents_google_adk._adk_compat import (
     is_unknown_tool,
     mark_empty_answer,
 )
-from dex_agents_google_adk._attempt import Attempt, DeferredCall, OpenResponse
+from dex_agents_google_adk._attempt import Attempt
 from dex_agents_google_adk._effects import (
     PolicyResolver,
     is_control_tool,
@@ -37,6 +37,7 @@ from dex_agents_google_adk._effects import (
 from dex_agents_google_adk._faults import fault_of
 from dex_agents_google_adk._images import ImageLoader
 from dex_agents_google_adk._json import to_json
+from dex_agents_google_adk._open_response import DeferredCall, OpenResponse
 from dex_agents_google_adk._pauses import agent_key, put_off, yield_answer
 from dex_agents_google_adk._questions import question_of
 from dex_agents_google_adk._source_tools import OfferedTool, SourceTools

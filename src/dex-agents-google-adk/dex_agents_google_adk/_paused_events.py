@@ -10,8 +10,9 @@ from google.adk.events.event import Event
 from dex_agents._contract import Json
 from dex_agents._errors import AgentTurnError
 from dex_agents_google_adk._actions import actions_to_json
-from dex_agents_google_adk._attempt import Attempt, OpenResponse
+from dex_agents_google_adk._attempt import Attempt
 from dex_agents_google_adk._json import to_json
+from dex_agents_google_adk._open_response import OpenResponse
 from dex_agents_google_adk._run_state import CallKind, PausedCall, PausedEvent
 
 

@@ -13,7 +13,8 @@ from google.genai import types
 from dex_agents_google_adk._adk_compat import (
     invocation_of,
 )
-from dex_agents_google_adk._attempt import AgentKey, Attempt, DeferredCall, OpenResponse
+from dex_agents_google_adk._attempt import Attempt
+from dex_agents_google_adk._open_response import AgentKey, DeferredCall, OpenResponse
 
 YIELD_TOOL_NAME = "dex_agents_yield"
 _PLACEHOLDER = {"error": "This call has been put off."}

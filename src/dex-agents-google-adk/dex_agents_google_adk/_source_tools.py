@@ -26,8 +26,9 @@ from dex_agents._errors import (
 )
 from dex_agents._tool_sources.catalog import ListedTool, ToolSourceCatalog
 from dex_agents._tool_sources.contract import SourceTool
-from dex_agents_google_adk._attempt import Attempt, DeferredCall, current_attempt
+from dex_agents_google_adk._attempt import Attempt, current_attempt
 from dex_agents_google_adk._json import to_json
+from dex_agents_google_adk._open_response import DeferredCall
 from dex_agents_google_adk._tree import AgentTree
 
 _SOURCE_KEY = "source"

@@ -27,11 +27,7 @@ from dex_agents._contract import (
 from dex_agents._errors import AgentError, AgentTurnError
 from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_misleading_path
 from dex_agents_google_adk._artifacts import SessionArtifacts, session_artifacts
-from dex_agents_google_adk._attempt import (
-    Attempt,
-    OpenResponse,
-    enter_attempt,
-)
+from dex_agents_google_adk._attempt import Attempt, enter_attempt
 from dex_agents_google_adk._attempt_runner import RESUMABLE, AttemptRunner
 from dex_agents_google_adk._compaction import restore
 from dex_agents_google_adk._events import (
@@ -57,6 +53,7 @@ from dex_agents_google_adk._kept_answers import KeptAnswers
 from dex_agents_google_adk._last_plugin import LastPlugin
 from dex_agents_google_adk._live import LiveText
 from dex_agents_google_adk._model_errors import classify
+from dex_agents_google_adk._open_response import OpenResponse
 from dex_agents_google_adk._paused_events import paused_event
 from dex_agents_google_adk._questions import answers_of, call_of
 from dex_agents_google_adk._records import ended_at
