@@ -114,11 +114,10 @@ def _perhaps_killed(history: Sequence[Json]) -> dict[str, Any]:
     """Responses of calls whose records say that a kill may have met them; an error of the tool's own
     looks the same.
     """
-    unknown = {"error": OUTCOME_UNKNOWN_TOOL_RESULT}
     return {
         call_id: response
         for call_id, response in _responses(history).items()
-        if response == unknown
+        if isinstance(response, dict) and response.get("error") == OUTCOME_UNKNOWN_TOOL_RESULT
     }
 
 
