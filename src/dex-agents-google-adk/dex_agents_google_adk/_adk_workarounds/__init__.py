@@ -1,7 +1,8 @@
 """One module for each defect or cost of ADK that the adapter works around.
 
 Each checks the shape of what it touches and steps aside with an :class:`AdkWorkaroundWarning` when
-ADK has changed; its canary in ``tests/adk_canaries`` fails when the reason for it is gone.
+ADK has changed. Canaries in ``tests/adk_canaries`` fail when that shape changes, and those of
+``test_defects.py`` also when ADK has mended the defect.
 """
 
 from __future__ import annotations
