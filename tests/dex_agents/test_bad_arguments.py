@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dex_agents import agent_worker_options, run_agent_workers
+from dex_agents import LocalDirectoryMediaStore, agent_worker_options, run_agent_workers
 from dex_agents.connectors import ConnectionReference, ConnectorToolSource, connector_call_id
 from dex_agents.session_graph import (
     flow_mermaid,
@@ -21,6 +21,7 @@ from dex_agents.session_graph import (
 )
 from dex_agents.testing import (
     Ledger,
+    WorkerProcess,
     explore_crashes,
     failpoint_env,
     is_failpoint_reached,
@@ -50,6 +51,11 @@ def options(**arguments: Any) -> Any:
 async def entered(data_file: Any) -> Any:
     async with private_engine(data_file):
         pytest.fail("an engine was started")
+
+
+def worker(**arguments: Any) -> Any:
+    given = {"flow": "os:path", "server_address": NOWHERE, "data_dir": "/tmp"} | arguments
+    return WorkerProcess.start(given.pop("flow"), **given)
 
 
 def addresses(function: Callable[[Any], Any]) -> list[tuple[Callable[[], Any], type, str]]:
@@ -122,6 +128,7 @@ def messages(function: Callable[[Any], Any]) -> list[tuple[Callable[[], Any], ty
 CASES: list[tuple[Callable[[], Any], type, str]] = [
     *addresses(lambda v: options(server_address=v)),
     *addresses(lambda v: workers(server_address=v)),
+    *addresses(lambda v: worker(server_address=v)),
     *addresses(lambda v: read_step_history(v, "s")),
     *addresses(lambda v: read_step_shape(v, "s")),
     *addresses(lambda v: read_session_history(v, "s")),
@@ -130,6 +137,7 @@ CASES: list[tuple[Callable[[], Any], type, str]] = [
     *counts(lambda v: workers(processes=v), "processes", 1),
     *names(lambda v: read_step_history(NOWHERE, v), "session_id"),
     *names(lambda v: read_session_history(NOWHERE, v), "session_id"),
+    *names(lambda v: worker(flow=v), "flow"),
     *names(lambda v: failpoint_env([v], "/tmp"), "a failpoint"),
     *names(lambda v: is_failpoint_reached(v, "/tmp"), "name"),
     *names(lambda v: ConnectionReference(v, "x"), "connector_id"),
@@ -140,6 +148,8 @@ CASES: list[tuple[Callable[[], Any], type, str]] = [
     *paths(lambda v: failpoint_env(["a"], v), "marker_dir"),
     *paths(lambda v: is_failpoint_reached("a", v), "marker_dir"),
     *paths(entered, "data_file"),
+    *paths(lambda v: worker(data_dir=v), "data_dir"),
+    *paths(LocalDirectoryMediaStore, "directory"),
     *messages(lambda v: play_session(NO, "s", v)),
     *messages(lambda v: explore_crashes("os:path", v)),
     (lambda: options(app_worker_id=7), TypeError, "app_worker_id must be a str, got int"),

@@ -73,6 +73,19 @@ def test_limits_that_are_none() -> None:
         EngineOptions(limits=limits)
 
 
+@pytest.mark.parametrize("name", ["port", "metrics_port"])
+async def test_a_port_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
+    for value in (-1, 65536, 10**20):
+        given: dict[str, Any] = {name: value}
+        with pytest.raises(ValueError, match=f"^{name} must be from 0 to 65535, got {value}$"):
+            await open_engine(tmp_path / "engine.db", **given).__aenter__()
+    for wrong in ("8801", True, 1.0):
+        given = {name: wrong}
+        with pytest.raises(TypeError, match=f"^{name} must be an int, got {wrong!r}$"):
+            await open_engine(tmp_path / "engine.db", **given).__aenter__()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("path", "kind", "text"),
     [

@@ -79,10 +79,13 @@ async def open_engine(
         metrics_host: Address of the metrics.
 
     Raises:
-        TypeError, ValueError: ``path`` is no path.
+        TypeError, ValueError: ``path`` is no path, or a port is none.
         DexLiteError: The file or the port cannot be used; the text says who holds it and the way out.
     """
     _check_path(path)
+    _check_port("port", port)
+    if metrics_port is not None:
+        _check_port("metrics_port", metrics_port)
     check_exposure(host, token_file)
     tokens = None if token_file is None else TokenFile(token_file)
     options = options or EngineOptions()
@@ -186,6 +189,13 @@ async def _shut_down(
     await engine.dialer.close()
     engine.stop("the engine is stopping")
     await server.stop(_CALLS_END_WITHIN_S)
+
+
+def _check_port(name: str, port: object) -> None:
+    if isinstance(port, bool) or not isinstance(port, int):
+        raise TypeError(f"{name} must be an int, got {port!r}")
+    if not 0 <= port < 65536:
+        raise ValueError(f"{name} must be from 0 to 65535, got {port}")
 
 
 def _check_path(path: object) -> None:

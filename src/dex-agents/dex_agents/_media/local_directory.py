@@ -7,6 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from dex_agents._arguments import path_of
 from dex_agents._media.content_name import content_name, name_in_uri
 from dex_agents._media.reference import ImageReference, MediaStoreError, image_type
 
@@ -27,9 +28,7 @@ class LocalDirectoryMediaStore:
     """
 
     def __init__(self, directory: str | Path) -> None:
-        if not isinstance(directory, (str, Path)) or not str(directory):
-            raise TypeError(f"directory must be a path, got {directory!r}")
-        self._directory = Path(directory)
+        self._directory = path_of("directory", directory)
 
     async def put_image(self, data: bytes) -> ImageReference:
         """See :class:`dex_agents.MediaStore`."""

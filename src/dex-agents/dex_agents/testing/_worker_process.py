@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Self
 
+from dex_agents._arguments import check_name, check_server_address, path_of
 from dex_agents._worker_main import READY_LINE
 from dex_agents.testing._failpoints import failpoint_env
 from dex_agents.testing._process import ChildProcess
@@ -44,9 +44,12 @@ class WorkerProcess(ChildProcess):
             python_path: Folders to import from, before those of this process.
 
         Raises:
+            TypeError, ValueError: An argument is none.
             RuntimeError: It is not ready within a minute; the text has the end of its log.
         """
-        folder = Path(data_dir)
+        check_name("flow", flow)
+        check_server_address(server_address)
+        folder = path_of("data_dir", data_dir)
         os.makedirs(folder, exist_ok=True)
         return await cls.spawn(
             "the Worker",
