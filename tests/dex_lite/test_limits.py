@@ -182,6 +182,16 @@ CALLS: dict[str, tuple[int, Call]] = {
 }
 
 
+async def test_a_start_with_too_many_attributes_is_refused(tmp_path: Path) -> None:
+    async with _stub(tmp_path, attributes=2) as stub:
+        await stub.StartFlow(_start("two", attributes=[_attribute(n, "x") for n in "ab"]))
+        with pytest.raises(grpc.aio.AioRpcError, match="at most 2 Attributes") as caught:
+            await stub.StartFlow(_start("three", attributes=[_attribute(n, "x") for n in "abc"]))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError, match="NOT_FOUND"):
+            await stub.GetFlowSummary(pb.GetFlowSummaryRequest(flow_id="three"))
+
+
 @pytest.mark.parametrize("name", CALLS)
 async def test_a_call_over_a_limit_is_refused(tmp_path: Path, name: str) -> None:
     limit, call = CALLS[name]

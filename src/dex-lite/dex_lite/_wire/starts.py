@@ -41,6 +41,11 @@ def flow_start(
     options = request.flow_start_options
     if fault := name_fault("Flow type", request.flow_type, limits):
         raise BadRequest(fault)
+    if len(written.values) + len(written.secrets) > limits.attributes:
+        raise BadRequest(
+            f"a Flow may have at most {limits.attributes} Attributes, map instances included. Put "
+            "several values into one"
+        )
     if options.flow_start_delay_seconds < 0:
         raise BadRequest("a start delay must not be negative")
     config = options.flow_config_override
