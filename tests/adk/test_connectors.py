@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -219,6 +219,31 @@ async def test_a_rejected_write_skips_the_later_one(tmp_path: Path) -> None:
         assert (place.entries(), place.asked) == ([], ["pay"])
 
 
+@contextlib.asynccontextmanager
+async def workers_of(
+    place: Place, folder: Path
+) -> AsyncIterator[Callable[..., Awaitable[WorkerProcess]]]:
+    """Starts Worker processes by the name of what builds their Flow, and failpoints."""
+    workers: list[WorkerProcess] = []
+
+    async def start(name: str, *failpoints: str) -> WorkerProcess:
+        worker = await WorkerProcess.start(
+            f"adk.connector_agent:{name}",
+            server_address=place.engine.address,
+            data_dir=folder,
+            failpoints=failpoints,
+        )
+        workers.append(worker)
+        return worker
+
+    try:
+        yield start
+    finally:
+        for worker in workers:
+            worker.kill()
+            await worker.wait()
+
+
 @pytest.mark.parametrize(
     ("tool", "failpoint", "entries", "expected"),
     [
@@ -232,32 +257,16 @@ async def test_a_worker_that_is_killed_around_the_request(
     tmp_path: Path, tool: str, failpoint: str, entries: int, expected: str
 ) -> None:
     async with place_of(tmp_path, build_flow(tmp_path), is_served=False) as place:
-        workers = []
-
-        async def start(*failpoints: str) -> WorkerProcess:
-            worker = await WorkerProcess.start(
-                "adk.connector_agent:build_flow",
-                server_address=place.engine.address,
-                data_dir=tmp_path,
-                failpoints=failpoints,
-            )
-            workers.append(worker)
-            return worker
-
-        try:
-            first = await start(failpoint)
+        async with workers_of(place, tmp_path) as start:
+            first = await start("build_flow", failpoint)
             await place.sessions.start_session("s", script(pays(9, tool=tool)))
             snapshot = await place.sessions.wait_until_settled("s", turns_done=1, timeout_s=TURN_S)
             (pending,) = snapshot.pending_interrupts
             await place.sessions.resolve_interrupt("s", pending.interrupt_id, approved=True)
             await first.wait()
             assert is_failpoint_reached(failpoint, tmp_path)
-            await start()
+            await start("build_flow")
             (result,) = await place.finish()
-        finally:
-            for worker in workers:
-                worker.kill()
-                await worker.wait()
         assert place.entries() == [(tool, 9)] * entries
         assert expected in result
         if tool == "pay":
@@ -271,19 +280,7 @@ async def test_a_worker_that_is_killed_around_the_request(
 @pytest.mark.long
 async def test_a_release_that_withdraws_a_tool_in_mid_turn(tmp_path: Path) -> None:
     async with place_of(tmp_path, build_flow(tmp_path), is_served=False) as place:
-        workers = []
-
-        async def start(name: str, *failpoints: str) -> WorkerProcess:
-            worker = await WorkerProcess.start(
-                f"adk.connector_agent:{name}",
-                server_address=place.engine.address,
-                data_dir=tmp_path,
-                failpoints=failpoints,
-            )
-            workers.append(worker)
-            return worker
-
-        try:
+        async with workers_of(place, tmp_path) as start:
             first = await start("build_flow", "resume.before")
             await place.sessions.start_session(
                 "s", script(pays(1, tool="transfer"), [*pays(2, tool="transfer"), ("balance", {})])
@@ -294,10 +291,6 @@ async def test_a_release_that_withdraws_a_tool_in_mid_turn(tmp_path: Path) -> No
             await first.wait()
             await start("build_smaller_flow")
             results = await place.finish()
-        finally:
-            for worker in workers:
-                worker.kill()
-                await worker.wait()
         assert results == [
             {"error": "transfer did not run: its tool source does not offer this tool now."},
             {"balance": 1},
