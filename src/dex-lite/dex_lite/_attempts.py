@@ -14,7 +14,7 @@ from dex_lite._errors import DexLiteError
 from dex_lite._logs import event
 from dex_lite._machine import decide
 from dex_lite._machine.model import Failure, RunState, StepExecution
-from dex_lite._room import check_open_flows, check_room, check_secrets
+from dex_lite._room import check_open_flows, check_room
 from dex_lite._rpcs import RpcTask
 from dex_lite._runs import LiveAttempt, Run, StepTask
 from dex_lite._stream_log import StreamKey
@@ -297,7 +297,6 @@ class Attempts:
                 wait_result = self._engine.reader.wait_for(
                     frame.wait_for.result, run.state, execution_id
                 )
-                check_secrets(run.state, wait_result)
                 check_room(run.state, limits, wait_result)
                 if wait_result.sub_flows:
                     check_open_flows(self._engine, len(wait_result.sub_flows))
@@ -305,7 +304,6 @@ class Attempts:
                 result = self._engine.reader.execute(
                     frame.execute.result, is_async_default=run.state.is_async_default
                 )
-                check_secrets(run.state, result)
                 check_room(
                     run.state,
                     limits,

@@ -25,7 +25,7 @@ from dex_lite._errors import (
 )
 from dex_lite._machine import decide
 from dex_lite._machine.commands import RpcResult, Writes
-from dex_lite._room import check_room, check_secrets
+from dex_lite._room import check_room
 from dex_lite._search_flows import search
 from dex_lite._stream_log import Message, StreamKey
 from dex_lite._time_travel import reset
@@ -189,7 +189,6 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
             result = RpcResult(
                 attributes=written.values, indexes=written.indexes, secrets=written.secrets
             )
-            check_secrets(run.state, result)
             check_room(run.state, self._engine.options.limits, result)
             if request.request_id not in run.state.rpc_answers:
                 turn = self._engine.turn(run)

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 def check_room(
     state: RunState, limits: Limits, writes: Writes, *, next_steps: int = 0, outputs: int = 0
 ) -> None:
-    """Refuse what would grow a Flow beyond its limits.
+    """Refuse what a Flow has no room for: what would grow it beyond its limits, or needs a taken name.
 
     Raises:
-        BadRequest: The text names the limit and the way out.
+        BadRequest: The text names the limit or the Attribute, and the way out.
     """
+    _check_secrets(state, writes)
     if next_steps and len(state.steps) + next_steps > limits.steps:
         raise BadRequest(
             f"a Flow may have at most {limits.steps} open Steps. Let some end first, or use SubFlows"
@@ -38,12 +39,8 @@ def check_room(
     _check_channels(state, limits, writes)
 
 
-def check_secrets(state: RunState, writes: Writes) -> None:
-    """Refuse to make a hard-delete Attribute of another one, and the other way round.
-
-    Raises:
-        BadRequest: The text names the Attribute and the way out.
-    """
+def _check_secrets(state: RunState, writes: Writes) -> None:
+    """A hard-delete Attribute cannot be made of another one, nor the other way round."""
     for key, _ in writes.secrets:
         if key in state.attributes and key not in state.secrets:
             raise BadRequest(

@@ -14,7 +14,7 @@ from dex_lite._machine import decide
 from dex_lite._machine.commands import RpcResult
 from dex_lite._machine.model import RunState, Value
 from dex_lite._machine.turn import Turn
-from dex_lite._room import check_room, check_secrets
+from dex_lite._room import check_room
 from dex_lite._timers import now_ms
 from dex_lite._wire.errors import ServiceError, flow_missing, invalid, worker_failure
 from dex_lite._wire.limits import name_fault
@@ -293,7 +293,6 @@ async def _run(
         if not frame.HasField("rpc"):
             raise BadRequest("the frame holds no RPC result")
         result = engine.reader.rpc(frame.rpc, is_async_default=state.is_async_default)
-        check_secrets(state, result)
         check_room(state, options.limits, result, next_steps=len(result.next_steps))
     except BadRequest as bad:
         raise worker_failure(f"RPC {request.rpc_name} gave an invalid result: {bad}") from None
