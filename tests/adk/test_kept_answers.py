@@ -11,25 +11,11 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
-from dex_agents._contract import Json
 from dex_agents_google_adk._kept_answers import KeptAnswers
-from support.adk_oracle import answer, stored, text
+from support.adk_oracle import answer, text
+from support.checkpoint import Checkpoint
 
 BRANCH = "root.one"
-
-
-class Checkpoint:
-    """What the Step keeps, as JSON."""
-
-    def __init__(self, limit: int = 10_000) -> None:
-        self.last: Json = None
-        self._limit = limit
-
-    async def keep(self, value: Json) -> None:
-        """See ``StepCheckpoint``."""
-        if len(repr(value)) > self._limit:
-            raise ValueError("too large")
-        self.last = stored(value)
 
 
 class Model(BaseLlm):

@@ -1,19 +1,13 @@
-"""What the driver relies on in ADK, and the defects it works around.
-
-A failure here says that ADK changed: either the driver must follow, or a workaround can go.
-"""
+"""What the driver relies on in ADK. A failure here says that ADK changed and the driver must follow."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.apps.app import App, ResumabilityConfig
 from google.adk.events.event import Event
-from google.adk.flows.llm_flows.context import _contents
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_response import LlmResponse
 from google.adk.platform import uuid as adk_uuid
@@ -22,8 +16,6 @@ from google.adk.runners import Runner
 from google.adk.sessions.in_memory_session_service import InMemorySessionService
 from google.genai import types
 from pydantic import Field
-
-from dex_agents_google_adk._adk_workarounds import AdkWorkaroundWarning, contents_on_replay
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL.*:UserWarning")
 
@@ -189,53 +181,3 @@ async def test_ids_come_from_the_provider() -> None:
         adk_uuid.reset_id_provider()
     assert all(event.id.startswith("id-") for event in events)
     assert events[0].invocation_id.startswith("e-id-")
-
-
-async def test_contents_are_built_twice_on_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workaround contents_on_replay: it can go when this count becomes 1."""
-    built: list[int] = []
-    original = _contents._get_contents
-
-    def counting(*args: Any, **kwargs: Any) -> Any:
-        built.append(1)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(_contents, "_get_contents", counting)
-
-    def tool() -> str:
-        """Tool."""
-        return "ran"
-
-    agent = LlmAgent(name="root", model=Model(answers=[say("done")]), tools=[tool])
-    await run(agent, events=paused("tool"), invocation_id="i")
-    assert len(built) == 2
-    assert contents_on_replay.apply()
-
-
-def test_contents_workaround_steps_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_contents.request_processor, "run_async", None)
-    with pytest.warns(AdkWorkaroundWarning, match="contents processor has changed"):
-        assert not contents_on_replay.apply()
-
-
-def test_failing_a2a_import_is_tried_again_and_again() -> None:
-    """Workaround remote_a2a_import: it can go when ADK remembers the failure."""
-    code = """
-import importlib.util, sys
-if importlib.util.find_spec("a2a") is not None: sys.exit(0)
-from google.adk.agents.llm_agent import LlmAgent
-from google.adk.workflow.utils._workflow_graph_utils import build_node
-tried = []
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == "google.adk.agents.remote_a2a_agent": tried.append(name)
-sys.meta_path.insert(0, Finder())
-for _ in range(3): build_node(LlmAgent(name="root", model="m"))
-assert len(tried) == 3, tried
-from dex_agents_google_adk._adk_workarounds import remote_a2a_import
-assert remote_a2a_import.apply() and remote_a2a_import.apply()
-for _ in range(3): build_node(LlmAgent(name="root", model="m"))
-assert len(tried) == 3, tried
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -1,25 +1,49 @@
-"""Without its workaround a durable run differs from plain ADK, with it it does not."""
+"""Without its workaround a session does what ADK's defect makes it do, with it what it should.
+
+Each workaround has a row: how it is taken away, a scenario that holds with it, and how the scenario
+fails without it. A row that no longer fails says that ADK has mended the defect, and that the
+workaround can go.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import pkgutil
+import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
-from google.adk.agents.sequential_agent import SequentialAgent
-from google.adk.workflow import BaseNode, Workflow
 
-from dex_agents import AgentTurnError
-from dex_agents._effects import ToolEffect
-from dex_agents_google_adk import _session, _turn
-from dex_agents_google_adk._adk_workarounds import agent_callbacks, agent_states, task_delegations
-from support.adk_oracle import call, text
-from support.random_trees import make_llm
-from support.tree_oracle import Scripts, TreeWorld, compare_tree
+from adk_canaries import scenarios
+from dex_agents_google_adk import (
+    _adk_workarounds,
+    _session,
+    _tool_step,
+    _turn,
+)
+from dex_agents_google_adk._adk_workarounds import (
+    active_agent,
+    agent_callbacks,
+    agent_states,
+    agent_tool_pauses,
+    contents_on_replay,
+    deferred_questions,
+    entry_agent_replay,
+    mcp_errors,
+    model_lookup,
+    task_delegations,
+)
+from support.tree_cases import CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "adk-defects.md"
+HELPERS = {"_patch"}
+
 Off = Callable[[pytest.MonkeyPatch], None]
+Scenario = Callable[[Path], Awaitable[object]]
 
 
 @dataclass(frozen=True)
@@ -28,13 +52,12 @@ class Defect:
 
     Attributes:
         off: Takes the workaround away.
-        build: The smallest tree that shows the defect.
-        symptom: What the run then fails with.
+        scenario: Holds with the workaround; gets a folder of its own.
+        symptom: What it fails with without it.
     """
 
     off: Off
-    build: Callable[[TreeWorld], BaseNode]
-    scripts: Scripts
+    scenario: Scenario
     symptom: str
 
 
@@ -48,58 +71,104 @@ def unguarded(module: Any) -> Off:
     return off
 
 
-def replaced(owner: Any, name: str, result: Any = None) -> Off:
-    return lambda monkeypatch: monkeypatch.setattr(owner, name, lambda *_: result)
+def replaced(owner: Any, name: str, by: Callable[..., Any] = lambda *_: None) -> Off:
+    return lambda monkeypatch: monkeypatch.setattr(owner, name, by)
 
 
-def sequence(world: TreeWorld) -> BaseNode:
-    below = SequentialAgent(name="seq", description="seq", sub_agents=[make_llm(world, "one")])
-    return make_llm(world, "root", sub_agents=[below])
+def tree(name: str) -> Scenario:
+    return lambda _: CASES[name].compare()
 
 
-ONE: Scripts = {"one": [[call("t_one", x="1")], text("done")]}
-INTO_SEQUENCE: Scripts = {**ONE, "root": [[call("transfer_to_agent", agent_name="seq")]]}
+def _restarting(session: Any, root: Any, invocation_id: str, pick: Any) -> Any:
+    return pick(session, root)
+
+
 LOST = "ADK went on without the results"
 DEFECTS = {
-    "agent_callbacks": Defect(
-        unguarded(agent_callbacks), lambda w: make_llm(w, "one"), ONE, "callbacks differ"
+    "active_agent": Defect(
+        replaced(active_agent, "first_agent", _restarting),
+        tree("a sub-agent that comes twice"),
+        "model call 2 of root is not scripted",
     ),
-    "agent_states": Defect(replaced(agent_states, "restore"), sequence, INTO_SEQUENCE, LOST),
+    "agent_callbacks": Defect(unguarded(agent_callbacks), tree("sequential"), "callbacks differ"),
+    "agent_states": Defect(replaced(agent_states, "restore"), tree("transfer to a sequence"), LOST),
+    "agent_tool_pauses": Defect(
+        replaced(agent_tool_pauses, "check_result"),
+        scenarios.an_agent_tool_that_waits,
+        "stopped waiting on unresolved",
+    ),
+    "contents_on_replay": Defect(
+        unguarded(contents_on_replay),
+        scenarios.contents_are_built_once_for_each_model_call,
+        "built 3 times for 2 model calls",
+    ),
+    "deferred_questions": Defect(
+        unguarded(deferred_questions), scenarios.a_question_beside_a_tool, LOST
+    ),
+    "entry_agent_replay": Defect(
+        unguarded(entry_agent_replay),
+        tree("a turn that begins at a sub-agent"),
+        "model call 3 of mid is not scripted",
+    ),
+    "escalation": Defect(
+        replaced(agent_callbacks, "repeated_escalation"),
+        tree("a branch ends the loop while another waits"),
+        "model call 1 of p1 is not scripted",
+    ),
+    "mcp_errors": Defect(
+        replaced(mcp_errors, "run_of", lambda tool: tool.run_async),
+        scenarios.a_server_that_dies_in_a_write,
+        "MCP tool execution failed",
+    ),
+    "model_lookup": Defect(
+        unguarded(model_lookup),
+        scenarios.branches_whose_attempt_died,
+        "asked again",
+    ),
     "nested_node_paths": Defect(
-        replaced(_turn, "forget_misleading_path"), sequence, INTO_SEQUENCE, "requests of one differ"
+        replaced(_turn, "forget_misleading_path"),
+        tree("transfer to a sequence"),
+        "requests of s1 differ",
+    ),
+    "remote_a2a_import": Defect(
+        scenarios.forget_failed_import,
+        scenarios.nodes_are_built_without_imports,
+        "tried 3 times",
     ),
     "single_turn_input": Defect(
         replaced(agent_callbacks, "put_back_input"),
-        lambda w: make_llm(w, "root", sub_agents=[make_llm(w, "one", mode="single_turn")]),
-        {**ONE, "root": [[call("one", request="r")], text("end")]},
-        "requests of one differ",
+        tree("single turn and then a tool"),
+        "requests of st1 differ",
     ),
-    "task_delegations": Defect(
-        unguarded(task_delegations),
-        lambda w: make_llm(w, "root", sub_agents=[make_llm(w, "one", mode="task")]),
-        {
-            "root": [[call("t_root", x="0"), call("one", request="r")], text("end")],
-            "one": [[call("finish_task", result="ok")]],
-        },
-        LOST,
+    "task_delegations": Defect(unguarded(task_delegations), tree("task beside a tool"), LOST),
+    "tool_threads": Defect(
+        replaced(_tool_step, "own_threads", contextlib.nullcontext),
+        scenarios.an_error_that_a_future_cannot_carry,
+        "never ends",
     ),
     "workflow_markers": Defect(
-        replaced(_session, "is_workflow_marker", False),
-        lambda w: Workflow(name="wf", edges=[("START", make_llm(w, "one"))]),
-        ONE,
+        replaced(_session, "is_workflow_marker", lambda *_: False),
+        tree("agent, then function"),
         LOST,
     ),
 }
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-async def test_the_workaround_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_workaround_is_needed(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     defect = DEFECTS[name]
-
-    async def run() -> None:
-        await compare_tree(defect.build, defect.scripts, default_tool_effect=ToolEffect.READ)
-
-    await run()
+    for folder in ("with", "without"):
+        (tmp_path / folder).mkdir()
+    await defect.scenario(tmp_path / "with")
     defect.off(monkeypatch)
-    with pytest.raises((AssertionError, AgentTurnError), match=defect.symptom):
-        await run()
+    with pytest.raises(Exception, match=defect.symptom):
+        await defect.scenario(tmp_path / "without")
+
+
+def test_every_workaround_has_a_canary_and_a_row_in_the_guide() -> None:
+    modules = {item.name for item in pkgutil.iter_modules(_adk_workarounds.__path__)} - HELPERS
+    described = re.findall(r"^\| `(\w+)` \|", GUIDE.read_text(), re.MULTILINE)
+    assert set(DEFECTS) == modules
+    assert described == sorted(modules)

@@ -1,8 +1,8 @@
 """One module for each defect or cost of ADK that the adapter works around.
 
-Each checks the shape of what it touches and steps aside with an :class:`AdkWorkaroundWarning` when
-ADK has changed. Canaries in ``tests/adk_canaries`` fail when that shape changes, and those of
-``test_defects.py`` also when ADK has mended the defect.
+Each that touches a function of ADK checks its shape, and steps aside with an
+:class:`AdkWorkaroundWarning` when ADK has changed. Each has a row in ``docs/guide/adk-defects.md``
+and in ``tests/adk_canaries/test_defects.py``, whose canary fails when ADK has mended the defect.
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
 """ADK turns every failure of an MCP call into a result, so that a write that may have run looks like
 one that failed. In a tool Step the call's effect must decide.
 
-Steps aside when ADK's ``McpTool`` no longer has the base class whose ``run_async`` raises.
+Steps aside when ``McpTool`` no longer has the base class whose ``run_async`` raises.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from google.adk.tools.base_authenticated_tool import BaseAuthenticatedTool
 from google.adk.tools.base_tool import BaseTool
+
+from dex_agents_google_adk._adk_workarounds import AdkWorkaroundWarning
 
 _MODULE = "google.adk.tools.mcp_tool.mcp_tool"
 _LOST = ("CONNECTION_CLOSED", "REQUEST_TIMEOUT")
@@ -21,7 +24,14 @@ def run_of(tool: BaseTool) -> Callable[..., Awaitable[Any]]:
     """The tool's ``run_async``; for an MCP tool one that raises when the outcome is not known."""
     module = sys.modules.get(_MODULE)  # MCP is optional in ADK
     kind = getattr(module, "McpTool", None)
-    if kind is None or type(tool) is not kind or not isinstance(tool, BaseAuthenticatedTool):
+    if kind is None or type(tool) is not kind:
+        return tool.run_async
+    if not isinstance(tool, BaseAuthenticatedTool):
+        warnings.warn(
+            "ADK's McpTool has changed; a write whose connection broke is reported as a plain failure",
+            AdkWorkaroundWarning,
+            stacklevel=2,
+        )
         return tool.run_async
 
     async def run_async(*, args: dict[str, Any], tool_context: Any) -> Any:

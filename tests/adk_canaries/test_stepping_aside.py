@@ -1,15 +1,20 @@
-"""The workarounds for trees fit this ADK, and step aside with a warning when ADK has changed."""
+"""The workarounds fit this ADK, and step aside with a warning when ADK has changed."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import mcp_types
 import pytest
 from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.llm_agent import LlmAgent
 from google.adk.events import _interrupts
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.flows.llm_flows.base_llm_flow import BaseLlmFlow
+from google.adk.flows.llm_flows.context import _contents
+from google.adk.tools.mcp_tool.mcp_session_manager import MCPSessionManager
+from google.adk.tools.mcp_tool.mcp_tool import McpTool
 from google.adk.utils import _sync_runner
 from google.adk.workflow import _llm_agent_wrapper
 from google.adk.workflow._dynamic_node_scheduler import DynamicNodeScheduler
@@ -18,8 +23,10 @@ from google.genai import types
 from dex_agents_google_adk._adk_workarounds import (
     AdkWorkaroundWarning,
     agent_callbacks,
+    contents_on_replay,
     deferred_questions,
     entry_agent_replay,
+    mcp_errors,
     model_lookup,
     task_delegations,
     tool_threads,
@@ -28,6 +35,7 @@ from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_misl
 from dex_agents_google_adk._adk_workarounds.workflow_markers import is_workflow_marker
 
 PATCHED: list[tuple[Any, Any, str, str]] = [
+    (contents_on_replay, _contents.request_processor, "run_async", "contents processor"),
     (agent_callbacks, BaseAgent, "_handle_before_agent_callback", "callbacks around an agent"),
     (agent_callbacks, BaseAgent, "_handle_after_agent_callback", "callbacks around an agent"),
     (entry_agent_replay, DynamicNodeScheduler, "_execute_step", "begins with a sub-agent"),
@@ -63,6 +71,17 @@ async def test_tool_threads_step_aside(monkeypatch: pytest.MonkeyPatch) -> None:
         tool_threads.own_threads(),
     ):
         pass
+
+
+def test_mcp_errors_step_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptor = mcp_types.Tool(name="put", input_schema={"type": "object"})
+    tool = McpTool(
+        mcp_tool=descriptor, mcp_session_manager=MCPSessionManager.__new__(MCPSessionManager)
+    )
+    assert mcp_errors.run_of(tool) != tool.run_async
+    monkeypatch.setattr(mcp_errors, "BaseAuthenticatedTool", LlmAgent)
+    with pytest.warns(AdkWorkaroundWarning, match="McpTool has changed"):
+        assert mcp_errors.run_of(tool) == tool.run_async
 
 
 def test_paths_that_mislead_are_forgotten() -> None:

@@ -1,0 +1,193 @@
+"""What holds of a session only because of a workaround, where no tree of ``support.tree_cases``
+shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.agents.parallel_agent import ParallelAgent
+from google.adk.flows.llm_flows.context import _contents
+from google.adk.tools._request_input_tool import request_input
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.function_tool import FunctionTool
+from google.adk.tools.mcp_tool.mcp_session_manager import StdioConnectionParams
+from google.adk.tools.mcp_tool.mcp_toolset import McpToolset
+from google.adk.workflow.utils._workflow_graph_utils import build_node
+from mcp import StdioServerParameters
+
+from dex_agents import OUTCOME_UNKNOWN_TOOL_RESULT
+from dex_agents._contract import (
+    RequestedToolCall,
+    RunModelRequest,
+    ToolCallRecord,
+    ToolCallStatus,
+)
+from dex_agents._effects import ToolEffect, ToolPolicy
+from dex_agents_google_adk import AdkAgentRunner
+from support.adk_oracle import Driver, LiveEvents, ScriptedLlm, World, call, stored, text
+from support.checkpoint import Checkpoint
+
+MCP_SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
+A2A_AGENT = "google.adk.agents.remote_a2a_agent"
+READ: Any = {"default_tool_effect": ToolEffect.READ}
+WRITE = ToolPolicy(ToolEffect.NON_IDEMPOTENT_WRITE, requires_approval=False)
+PATIENCE_S = 30
+
+
+def look(x: str = "") -> dict[str, str]:
+    """Look."""
+    return {"seen": x}
+
+
+def agent_of(world: World, *tools: Any, name: str = "root") -> LlmAgent:
+    return LlmAgent(name=name, model=ScriptedLlm(world=world), tools=list(tools))
+
+
+def responses(world: World) -> list[Any]:
+    """What the last request says of the calls before it."""
+    parts = world.requests[-1]["contents"][-1]["parts"]
+    return [part["function_response"]["response"] for part in parts]
+
+
+async def an_agent_tool_that_waits(_: Path) -> None:
+    world = World([call("inner", request="pay"), call("look", x="1"), text("sorry")])
+    inner = agent_of(world, FunctionTool(look, require_confirmation=True), name="inner")
+    root = agent_of(world, AgentTool(inner))
+    await Driver(AdkAgentRunner(root, tool_policies={"inner": WRITE}), world).turn("go")
+    (response,) = responses(world)
+    assert str(response.get("error")).startswith("The tool call failed: The agent 'inner'"), (
+        f"the model takes {response} for an answer"
+    )
+
+
+async def contents_are_built_once_for_each_model_call(_: Path) -> None:
+    built: list[int] = []
+    original = _contents._get_contents
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        built.append(1)
+        return original(*args, **kwargs)
+
+    world = World([call("look"), text("done")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_contents, "_get_contents", counting)
+        await Driver(AdkAgentRunner(agent_of(world, look), **READ), world).turn("go")
+    assert len(built) == len(world.requests), (
+        f"built {len(built)} times for {len(world.requests)} model calls"
+    )
+
+
+async def a_question_beside_a_tool(_: Path) -> None:
+    question = call("adk_request_input", "q", message="Whose?")
+    world = World([[question, call("look", x="1")], text("done")])
+
+    def answered(item: RequestedToolCall) -> ToolCallRecord | None:
+        if item.tool_name == "look":
+            return None
+        output = {"result": "mine"}
+        return ToolCallRecord(item.call_id, item.tool_name, ToolCallStatus.SUCCEEDED, output=output)
+
+    runner = AdkAgentRunner(agent_of(world, request_input, look), **READ)
+    await Driver(runner, world, execute=answered).turn("go")
+    assert responses(world) == [{"result": "mine"}, {"seen": "1"}]
+
+
+async def a_server_that_dies_in_a_write(folder: Path) -> None:
+    world = World([call("die", text="1"), text("done")])
+    env = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    parameters = StdioServerParameters(
+        command=sys.executable, args=[str(MCP_SERVER), str(folder)], env=env
+    )
+    tools = McpToolset(
+        connection_params=StdioConnectionParams(server_params=parameters, timeout=PATIENCE_S)
+    )
+    try:
+        runner = AdkAgentRunner(agent_of(world, tools), tool_policies={"die": WRITE})
+        await Driver(runner, world).turn("go")
+    finally:
+        await tools.close()
+    assert responses(world) == [{"error": OUTCOME_UNKNOWN_TOOL_RESULT}], (
+        f"the model reads {responses(world)} of a write that may have run"
+    )
+
+
+async def branches_whose_attempt_died(_: Path) -> None:
+    world = World([text("one"), text("two")] * 2)
+    root = ParallelAgent(
+        name="both", sub_agents=[agent_of(world, name="one"), agent_of(world, name="two")]
+    )
+    runner = AdkAgentRunner(root, **READ)
+    kept = Checkpoint()
+    for attempt in (1, 2):
+        await runner.run_model(
+            RunModelRequest(
+                session_id="s",
+                turn_id="t1",
+                step_execution_id="RunModel-1",
+                attempt=attempt,
+                history=[],
+                user_message=stored(runner.build_user_message("go").framework_item),
+                run_state=None,
+                records=[],
+                model_calls_so_far=0,
+                events=LiveEvents(),
+                checkpoint=kept,
+            )
+        )
+    assert len(world.requests) == 2, "a model that had answered was asked again"
+
+
+def forget_failed_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, A2A_AGENT)
+
+
+class _Tried:
+    """Counts how often Python looks for the A2A agent."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        self.times += name == A2A_AGENT
+        return None
+
+
+async def nodes_are_built_without_imports(_: Path) -> None:
+    tried = _Tried()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "meta_path", [tried, *sys.meta_path])
+        for _number in range(3):
+            build_node(LlmAgent(name="root", model="m"))
+    assert not tried.times, f"an import that fails was tried {tried.times} times"
+
+
+async def an_error_that_a_future_cannot_carry(_: Path) -> None:
+    def breaks() -> None:
+        """Break."""
+        raise StopIteration("end")
+
+    world = World([call("breaks"), text("done")])
+    turn = asyncio.create_task(
+        Driver(AdkAgentRunner(agent_of(world, breaks), **READ), world).turn("go")
+    )
+    loop = asyncio.get_running_loop()
+    trouble = asyncio.Event()
+    loop.set_exception_handler(lambda *_: trouble.set())
+    waiting = asyncio.create_task(trouble.wait())
+    try:
+        await asyncio.wait({turn, waiting}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        assert turn.done(), "the call never ends"
+        await turn
+    finally:
+        loop.set_exception_handler(None)
+        for task in (turn, waiting):
+            task.cancel()
+    assert responses(world) == [{"error": "The tool call failed: StopIteration: end"}]
