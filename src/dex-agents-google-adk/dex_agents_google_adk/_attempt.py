@@ -115,8 +115,9 @@ class Attempt:
         }
         self._earlier_output = dict(self.started)
         self._paused_agents: set[AgentKey] = set()
+        self._yielding: set[AgentKey] = set()
+        self._ending: dict[AgentKey, Sequence[str]] = {}
         self.responses: list[OpenResponse] = []
-        self.yielded = False
         self.summary_permit_asked = False
         self.model_errors: list[BaseException] = []
         self.callback_errors: list[BaseException] = []
@@ -167,14 +168,55 @@ class Attempt:
         """An agent stops here and goes on in a later attempt."""
         self._paused_agents.add(key)
 
+    def agent_yields(self, key: AgentKey) -> None:
+        """An agent stops in front of a model call, which the next attempt makes."""
+        self._yielding.add(key)
+        self.agent_pauses(key)
+
     def is_paused_within(self, key: AgentKey) -> bool:
         """Whether an agent, or one that runs inside it, has stopped in this attempt."""
         name, branch = key
         below = self.descendants.get(name, ())
         return any(
             (paused == name and at == branch) or (paused in below and _is_within(at, branch))
-            for paused, at in self._paused_agents
+            for paused, at in (*self._paused_agents, *self._ending)
         )
+
+    def branches_end(self, key: AgentKey, names: Sequence[str]) -> None:
+        """A ParallelAgent was asked to end: what waits in its branches is given up.
+
+        Args:
+            names: Its sub-agents.
+        """
+        self._ending[key] = names
+        lanes = {branch_below(key, name) for name in names}
+        inside = set(names).union(*(self.descendants.get(n, ()) for n in names))
+
+        def is_given_up(branch: str | None) -> bool:
+            return any(_is_within(branch, lane) for lane in lanes)
+
+        given_up = [r for r in self.responses if is_given_up(r.branch) and not r.is_complete]
+        self.responses = [r for r in self.responses if r not in given_up]
+        self._open = {k: r for k, r in self._open.items() if r not in given_up}
+        self.inputs = [item for item in self.inputs if item.author not in inside]
+        for keys in (self._paused_agents, self._yielding):
+            keys -= {k for k in keys if is_given_up(k[1])}
+        for started in [k for k in self.started if is_given_up(k[1])]:
+            self.agent_ends(started)
+        self.held.give_up(is_given_up)
+        self.faults.give_up(is_given_up)
+
+    def branches_ended(self, key: AgentKey) -> None:
+        """The ParallelAgent has ended."""
+        self._ending.pop(key, None)
+
+    @property
+    def ending(self) -> Mapping[AgentKey, Sequence[str]]:
+        """ParallelAgents that were asked to end and could not yet, with their sub-agents.
+
+        ADK lets one whose branch has paused before end only when it goes on.
+        """
+        return self._ending
 
     def whole_output(self, key: AgentKey, output: str) -> str:
         """What an agent has said in its whole run, given what it has said in this attempt."""
@@ -260,7 +302,7 @@ class Attempt:
     @property
     def pauses(self) -> bool:
         """Whether the run stopped for something that comes in a later attempt."""
-        return bool(self.paused_responses() or self.inputs) or self.yielded
+        return bool(self.paused_responses() or self.inputs or self._yielding or self._ending)
 
     @property
     def model_calls(self) -> int:
@@ -412,6 +454,12 @@ class Attempt:
     def paused_responses(self) -> list[OpenResponse]:
         """Responses that now wait, in the order in which they came."""
         return [response for response in self.responses if response.deferred]
+
+
+def branch_below(parallel: AgentKey, name: str) -> str:
+    """The branch of a sub-agent of a ParallelAgent."""
+    own, branch = parallel
+    return f"{branch}.{own}.{name}" if branch else f"{own}.{name}"
 
 
 def _is_within(inner: str | None, outer: str | None) -> bool:

@@ -5,7 +5,7 @@ Plain ADK takes a malformed call or an empty answer for the agent's end and goes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
@@ -58,6 +58,10 @@ class Faults:
                 f"last: {text}"
             )
         self._faults[key] = Fault(*key, count, text)
+
+    def give_up(self, is_given_up: Callable[[str | None], bool]) -> None:
+        """Forget those of branches that have ended."""
+        self._faults = {k: v for k, v in self._faults.items() if not is_given_up(k[1])}
 
     def forget(self, key: tuple[str, str | None]) -> None:
         """The agent's model has given a usable answer."""

@@ -173,6 +173,8 @@ class FirstPlugin(BasePlugin):
                 response.keep_actions()
             return event
         if is_resumption_marker(event):
+            if event.actions.end_of_agent:
+                self._attempt.branches_ended((event.author, event.branch))
             return event  # returned, an event is hidden from the application's plugins
         key = (event.author, event.branch)
         if self._attempt.is_putting_off(key) and not event.get_function_responses():
@@ -184,6 +186,8 @@ class FirstPlugin(BasePlugin):
         self._complete_output(event)
         if event.get_function_responses():
             self._attempt.response_answered(event)
+        if event.actions.escalate:
+            self._end_branches_beside(event)
         if event.actions.transfer_to_agent and _runs_as_node(event):
             # ADK leaves the agent in the middle of its run and does not come back to it.
             self._attempt.agent_ends(key)
@@ -204,6 +208,14 @@ class FirstPlugin(BasePlugin):
             if response is not None and response.tasks and not response.mixed:
                 self._attempt.agent_ends(key)
         return None
+
+    def _end_branches_beside(self, event: Event) -> None:
+        """A branch that escalates ends the ParallelAgent that it is a branch of."""
+        for parallel in self._tree.parallel_agents:
+            names = [agent.name for agent in parallel.sub_agents]
+            around = _branch_around(event, parallel.name)
+            if event.author in names and around is not None:
+                self._attempt.branches_end((parallel.name, around or None), names)
 
     def _check_path(self, event: Event) -> None:
         """What waits is known by the path of its node."""
@@ -319,6 +331,12 @@ class FirstPlugin(BasePlugin):
             tool_name=tool.name,
             agent_name=context.agent_name,
         )
+
+
+def _branch_around(event: Event, parallel: str) -> str | None:
+    """The branch in which the ParallelAgent runs of which the event's author is a branch."""
+    before, dot, last = f".{event.branch}".rpartition(f".{parallel}.")
+    return before[1:] if dot and last == event.author else None
 
 
 def _runs_as_node(event: Event) -> bool:

@@ -7,7 +7,7 @@ ADK hands it over, and comes in again in place of the agent's next model call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
@@ -63,6 +63,10 @@ class HeldAnswers:
             self._came_in.remove(key)
             return None
         return self._taken_out.get(event.id, event)
+
+    def give_up(self, is_given_up: Callable[[str | None], bool]) -> None:
+        """Forget those of branches that have ended."""
+        self._held = [held for held in self._held if not is_given_up(held.branch)]
 
     @property
     def rest(self) -> tuple[HeldAnswer, ...]:

@@ -34,8 +34,7 @@ def yield_answer(
     attempt: Attempt, context: CallbackContext, tools: dict[str, BaseTool]
 ) -> LlmResponse:
     """An answer that ends the attempt; the next one goes on with a model call."""
-    attempt.yielded = True
-    attempt.agent_pauses(agent_key(context))
+    attempt.agent_yields(agent_key(context))
     tools[YIELD_TOOL_NAME] = YieldTool()
     # Without this the agent's after_agent_callback would run for the pause.
     invocation_of(context).end_invocation = True

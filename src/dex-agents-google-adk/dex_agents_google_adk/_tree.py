@@ -64,9 +64,9 @@ class AgentTree:
         return frozenset(n.name for n in self.nodes() if getattr(n, "mode", None) == "task")
 
     @cached_property
-    def has_parallel_agent(self) -> bool:
-        """Whether agents may run side by side."""
-        return any(isinstance(node, ParallelAgent) for node in self.nodes())
+    def parallel_agents(self) -> Sequence[ParallelAgent]:
+        """Those that run their sub-agents side by side."""
+        return [node for node in self.nodes() if isinstance(node, ParallelAgent)]
 
     @cached_property
     def descendants(self) -> dict[str, Collection[str]]:

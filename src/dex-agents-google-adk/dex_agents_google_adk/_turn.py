@@ -11,6 +11,7 @@ from typing import Any
 from google.adk.agents.invocation_context import LlmCallsLimitExceededError
 from google.adk.apps.app import App
 from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.sessions.session import Session
 from google.genai import types
 
@@ -27,7 +28,7 @@ from dex_agents._contract import (
 from dex_agents._errors import AgentError, AgentTurnError
 from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_misleading_path
 from dex_agents_google_adk._artifacts import SessionArtifacts, session_artifacts
-from dex_agents_google_adk._attempt import Attempt, enter_attempt
+from dex_agents_google_adk._attempt import Attempt, branch_below, enter_attempt
 from dex_agents_google_adk._attempt_runner import RESUMABLE, AttemptRunner
 from dex_agents_google_adk._compaction import restore
 from dex_agents_google_adk._events import (
@@ -269,6 +270,7 @@ class _TurnAttempt:
                 f"lost, but "
                 "the turn cannot go on"
             )
+        self._end_branches()
         usage, metadata = attempt.usage(), attempt.metadata()
         turn = self._session.events[self._turn_starts_at :]
         pauses = attempt.pauses
@@ -316,6 +318,19 @@ class _TurnAttempt:
             metadata=metadata,
             took_steering=attempt.took_steering,
         )
+
+    def _end_branches(self) -> None:
+        """Mark what a ParallelAgent shall not go on with, so that it ends in the next attempt."""
+        for parallel, names in self._attempt.ending.items():
+            for name in names:
+                event = Event(
+                    invocation_id=self._attempt.invocation_id,
+                    author=name,
+                    branch=branch_below(parallel, name),
+                    actions=EventActions(end_of_agent=True),
+                )
+                self._session.events.append(event)
+                self._items[event.id] = dump_event(event)
 
     def _requested(self, response: OpenResponse) -> list[RequestedToolCall]:
         return [

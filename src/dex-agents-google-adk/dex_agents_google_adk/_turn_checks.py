@@ -61,7 +61,7 @@ def _check_complete(tree: AgentTree, events: Sequence[Event], answered: set[str 
         if call.id not in answered
         # A task may wait for the user's next message, so its call stays open.
         and call.name not in tree.task_names
-        and not (tree.has_parallel_agent and event.branch)
+        and not (tree.parallel_agents and event.branch)
     ]
     if lost:
         raise AgentTurnError(

@@ -24,14 +24,14 @@ def repeated_escalation(agent: BaseAgent, context: AttemptInvocationContext) -> 
     events = [e for e in context.session.events if e.invocation_id == context.invocation_id]
     if not _was_escalated(events, loop.name, agent.name, context.attempt.descendants):
         return None
-    event = Event(
+    # Partial, so that it tells the loop and stands nowhere: ADK goes on from the last event.
+    return Event(
         invocation_id=context.invocation_id,
         author=agent.name,
         branch=context.branch,
+        partial=True,
         actions=EventActions(escalate=True),
     )
-    context.attempt.synthetic_events.add(event.id)
-    return event
 
 
 def _was_escalated(

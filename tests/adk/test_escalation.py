@@ -1,0 +1,157 @@
+"""An escalation beside calls that wait for their Step: nothing runs that plain ADK would not run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.agents.loop_agent import LoopAgent
+from google.adk.agents.parallel_agent import ParallelAgent
+from google.adk.agents.sequential_agent import SequentialAgent
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.tools.exit_loop_tool import exit_loop
+from google.adk.workflow import BaseNode
+
+from dex_agents._effects import ToolEffect
+from support.adk_oracle import call, run_plain, text
+from support.random_trees import make_llm
+from support.tree_oracle import Scripts, TreeLlm, TreeWorld, compare_tree
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+EXIT = call("exit_loop")
+LOOP_TURNS = 300  # more than ADK needs to hand any event on
+
+
+class EscalationWorld(TreeWorld):
+    """Knows when agent ``b`` has called its tool."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        super().__init__(scripts)
+        self.call_came = asyncio.Event()
+
+    def log(self, entry: str) -> None:
+        super().log(entry)
+        if entry == "before_tool b":
+            self.call_came.set()
+
+
+class LateLlm(TreeLlm):
+    """Answers when the call of the other branch has come to where it waits."""
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        await self.world.call_came.wait()
+        for _ in range(LOOP_TURNS):
+            await asyncio.sleep(0)
+        async for response in super().generate_content_async(llm_request, stream):
+            yield response
+
+
+async def never_ends(x: str) -> None:
+    """Wait until it is cancelled."""
+    await asyncio.Event().wait()
+
+
+def branch(world: TreeWorld, name: str, model: type[TreeLlm], *tools: Any) -> LlmAgent:
+    def note(kind: str) -> Callable[..., None]:
+        return lambda *_, **__: world.log(f"{kind} {name}")
+
+    return LlmAgent(
+        name=name,
+        model=model(world=world),
+        tools=[*tools, exit_loop],
+        before_agent_callback=note("before"),
+        after_agent_callback=note("after"),
+        before_tool_callback=note("before_tool"),
+    )
+
+
+def parallel(world: TreeWorld, exits: type[TreeLlm]) -> ParallelAgent:
+    return ParallelAgent(
+        name="par",
+        sub_agents=[branch(world, "a", exits), branch(world, "b", TreeLlm, never_ends)],
+        before_agent_callback=lambda callback_context: world.log("before par"),
+        after_agent_callback=lambda callback_context: world.log("after par"),
+    )
+
+
+AROUND: dict[str, Callable[[TreeWorld, ParallelAgent], BaseNode]] = {
+    "nothing": lambda _, par: par,
+    "loop": lambda _, par: LoopAgent(name="loop", max_iterations=2, sub_agents=[par]),
+    "sequence": lambda world, par: SequentialAgent(
+        name="seq", sub_agents=[par, branch(world, "z", TreeLlm)]
+    ),
+    "loop and sequence": lambda world, par: LoopAgent(
+        name="loop",
+        max_iterations=2,
+        sub_agents=[SequentialAgent(name="seq", sub_agents=[par, branch(world, "z", TreeLlm)])],
+    ),
+}
+SCRIPTS: Scripts = {
+    "a": [[EXIT], text("a again")],
+    "b": [[call("never_ends", x="1")], text("b again")],
+    "z": [text("z"), text("z again")],
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("exits", [TreeLlm, LateLlm], ids=["at once", "when the other waits"])
+async def test_a_branch_that_escalates_ends_the_calls_beside_it(
+    exits: type[TreeLlm], around: str
+) -> None:
+    def build(world: TreeWorld) -> BaseNode:
+        return AROUND[around](world, parallel(world, exits))
+
+    plain_world, world = EscalationWorld(SCRIPTS), EscalationWorld(SCRIPTS)
+    plain = await run_plain(build, plain_world, ["go"])
+    # Its call had been put off when it was cancelled, see docs/guide/differences.md.
+    plain_world.callbacks.remove("after b")
+    await compare_tree(
+        build,
+        SCRIPTS,
+        any_order=True,
+        plain=plain,
+        plain_world=plain_world,
+        world=world,
+        repeats=1,
+        default_tool_effect=ToolEffect.UNCLASSIFIED,
+    )
+    assert tuple(c for c in world.callbacks if c.endswith(" par")) == ("before par", "after par")
+
+
+async def test_a_loop_that_was_told_to_end_ends_behind_a_call_that_waited() -> None:
+    def build(world: TreeWorld) -> BaseNode:
+        below = SequentialAgent(name="seq", sub_agents=[make_llm(world, "a"), make_llm(world, "b")])
+        return LoopAgent(name="loop", max_iterations=2, sub_agents=[below])
+
+    scripts: Scripts = {
+        "a": [[EXIT], text("a again")],
+        "b": [[call("t_b", x="1")], text("b"), text("b again")],
+    }
+    await compare_tree(build, scripts, default_tool_effect=ToolEffect.READ)
+
+
+async def test_branches_that_were_given_up_run_in_the_next_turn() -> None:
+    def build(world: TreeWorld) -> BaseNode:
+        return parallel(world, LateLlm)
+
+    plain_world, world = EscalationWorld(SCRIPTS), EscalationWorld(SCRIPTS)
+    messages = ["go", "once more"]
+    await compare_tree(
+        build,
+        SCRIPTS,
+        messages,
+        any_order=True,
+        plain=await run_plain(build, plain_world, messages),
+        plain_world=plain_world,
+        world=world,
+        compare_callbacks=False,
+        repeats=1,
+        default_tool_effect=ToolEffect.UNCLASSIFIED,
+    )
+    assert world.cursors == {"a": 2, "b": 2}
