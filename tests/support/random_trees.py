@@ -133,7 +133,10 @@ class _Trees(_Maker):
                 kind,
                 self.name("c"),
                 rounds,
-                [self.tree(depth - 1, in_loop=kind == "loop") for _ in range(count)],
+                [
+                    self.tree(depth - 1, in_loop=kind == "loop" or (in_loop and kind == "sequence"))
+                    for _ in range(count)
+                ],
             ]
         if kind == "transfer":
             children = [self.tree(depth - 1) for _ in range(self.rng.randint(1, 2))]
