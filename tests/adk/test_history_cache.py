@@ -73,3 +73,16 @@ async def test_another_item_in_the_same_place_counts() -> None:
     other = AgentMessage(MessageRole.USER, item, "", sequence=first.sequence)
     (changed,) = cache.load("s", [other])
     assert (event.author, changed.author) == ("user", "somebody")
+
+
+async def test_what_a_callback_edits_in_the_session_is_forgotten_with_the_attempt() -> None:
+    messages = await stored_messages()
+    cache = HistoryCache()
+    before = [dump_event(event) for event in cache.load("s", messages)]
+    for event in cache.load("s", messages):
+        event.author = "somebody"
+        if event.content is not None and event.content.parts is not None:
+            event.content.role = "spoilt"
+            event.content.parts[0].text = "spoilt"
+            event.content.parts.append(event.content.parts[0])
+    assert [dump_event(event) for event in cache.load("s", messages)] == before

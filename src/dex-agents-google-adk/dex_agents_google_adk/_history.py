@@ -7,7 +7,6 @@ from, so losing it, or two engines that use the same session id, changes nothing
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -20,15 +19,15 @@ from google.genai import types
 from dex_agents._contract import AgentMessage, Json
 from dex_agents_google_adk._events import load_event
 from dex_agents_google_adk._json import copy_json
+from dex_agents_google_adk._model_copies import shallow_copy
 
-_SHARED_PART_FIELDS = frozenset({"text", "thought", "thought_signature"})
+_FLAT_PART_FIELDS = frozenset({"text", "thought", "thought_signature"})
 
 
 @dataclass(frozen=True)
 class _Entry:
     item: Json
     event: Event
-    is_shared: bool  # nothing nested in it that somebody could change
     size: int
 
 
@@ -51,10 +50,7 @@ class HistoryCache:
         return self._bytes
 
     def load(self, session_id: str, messages: Sequence[AgentMessage]) -> list[Event]:
-        """Events for one attempt.
-
-        What a request shares with its events, and the state in them, is that attempt's own.
-        """
+        """Events for one attempt, which are that attempt's own."""
         return [self._load_one(session_id, message) for message in messages]
 
     def _load_one(self, session_id: str, message: AgentMessage) -> Event:
@@ -67,11 +63,11 @@ class HistoryCache:
             self._entries.move_to_end(key)
         else:
             entry = self._keep(key, item)
-        return entry.event if entry.is_shared else _private_copy(entry.event)
+        return _private_copy(entry.event)
 
     def _keep(self, key: tuple[str, int], item: Json) -> _Entry:
         event = load_event(item)
-        entry = _Entry(item, event, not _has_nested_data(event), len(json.dumps(item)))
+        entry = _Entry(item, event, len(json.dumps(item)))
         replaced = self._entries.pop(key, None)
         self._entries[key] = entry
         self._bytes += entry.size - (replaced.size if replaced is not None else 0)
@@ -90,26 +86,18 @@ def replay_state(items: Sequence[Json]) -> dict[str, Any]:
     return {key: copy_json(value) for key, value in state.items()}
 
 
-def _has_nested_data(event: Event) -> bool:
-    if event.actions.state_delta or event.custom_metadata or event.output is not None:
-        return True
-    parts = (event.content.parts if event.content else None) or []
-    return any(not part.model_fields_set <= _SHARED_PART_FIELDS for part in parts)
-
-
 def _private_copy(event: Event) -> Event:
-    # ADK copies contents and parts for a request but shares what is nested in them, such as the
-    # arguments of a call, so a callback that edits a request in place would reach into the cache.
-    mine = copy.copy(event)
+    # A callback may edit in place what it finds in the session or in a request, which shares with
+    # its events what is nested in their parts, such as the arguments of a call. In plain ADK that
+    # is forgotten with the invocation, so it must not reach into the cache.
+    mine = shallow_copy(event)
     fields = mine.__dict__
     if event.actions.state_delta:
-        actions = copy.copy(event.actions)
+        fields["actions"] = actions = shallow_copy(event.actions)
         actions.__dict__["state_delta"] = copy_json(event.actions.state_delta)
-        fields["actions"] = actions
     if event.content is not None and event.content.parts:
-        content = copy.copy(event.content)
+        fields["content"] = content = shallow_copy(event.content)
         content.__dict__["parts"] = [_part_copy(part) for part in event.content.parts]
-        fields["content"] = content
     if event.custom_metadata:
         fields["custom_metadata"] = copy_json(event.custom_metadata)
     if event.output is not None:
@@ -118,17 +106,16 @@ def _private_copy(event: Event) -> Event:
 
 
 def _part_copy(part: types.Part) -> types.Part:
-    if part.model_fields_set <= _SHARED_PART_FIELDS:
-        return part
-    mine = copy.copy(part)
+    if part.model_fields_set <= _FLAT_PART_FIELDS:
+        return shallow_copy(part)
     if (call := part.function_call) is not None:
-        call = copy.copy(call)
+        mine = shallow_copy(part)
+        mine.__dict__["function_call"] = call = shallow_copy(call)
         call.__dict__["args"] = copy_json(call.args)
-        mine.__dict__["function_call"] = call
         return mine
     if (response := part.function_response) is not None and not response.parts:
-        response = copy.copy(response)
+        mine = shallow_copy(part)
+        mine.__dict__["function_response"] = response = shallow_copy(response)
         response.__dict__["response"] = copy_json(response.response)
-        mine.__dict__["function_response"] = response
         return mine
     return part.model_copy(deep=True)

@@ -34,12 +34,14 @@ from dex_agents._tool_sources.contract import ToolSource
 from dex_agents_google_adk import _tool_step, _turn, _validation
 from dex_agents_google_adk._adk_workarounds import (
     agent_callbacks,
+    contents_in_one_pass,
     contents_on_replay,
     deferred_questions,
     entry_agent_replay,
     model_lookup,
     remote_a2a_import,
     task_delegations,
+    unheard_telemetry,
 )
 from dex_agents_google_adk._artifacts import note_removed
 from dex_agents_google_adk._compaction import HistoryWriter
@@ -149,11 +151,13 @@ class AdkAgentRunner:
         make_resumable(tree)
         remote_a2a_import.apply()
         contents_on_replay.apply()
+        contents_in_one_pass.apply()
         deferred_questions.apply()
         entry_agent_replay.apply()
         agent_callbacks.apply()
         task_delegations.apply()
         model_lookup.apply()
+        unheard_telemetry.apply()
         self._setup = RunnerSetup(
             app=app,
             tree=tree,

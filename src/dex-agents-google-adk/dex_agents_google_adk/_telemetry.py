@@ -28,6 +28,11 @@ def for_listeners(run_config: RunConfig) -> RunConfig:
     return run_config.model_copy(update={"telemetry": _SHORT})
 
 
+def is_unheard(config: TelemetryConfig) -> bool:
+    """Whether a model call's telemetry is our short form, and still nobody would get it."""
+    return config == _SHORT and not _somebody_listens()
+
+
 def _somebody_listens() -> bool:
     has_traces = not isinstance(trace.get_tracer_provider(), _NO_TRACES)
     return has_traces or not isinstance(_logs.get_logger_provider(), _NO_LOGS)
