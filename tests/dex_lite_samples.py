@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +23,7 @@ from dex import (
     AsyncContext,
     AsyncWorker,
     Attribute,
+    BlobCache,
     BlobCacheConfig,
     Channel,
     Client,
@@ -113,11 +116,12 @@ class App:
         folder: Path,
         flows: Sequence[Flow[Any]],
         credential: Credential | None = None,
+        cache: BlobCache | None = None,
     ) -> None:
         self.address = address
         self._credential = credential
         self.registry = Registry(list(flows), allow_async_handlers=True)
-        self._cache = open_blob_cache(BlobCacheConfig(str(folder / "cache"), 1 << 20))
+        self._cache = cache or open_blob_cache(BlobCacheConfig(str(folder / "cache"), 1 << 20))
         self._workers: list[tuple[AsyncWorker, asyncio.Task[None]]] = []
         self.client = AsyncClient(
             self.registry,
@@ -170,10 +174,11 @@ async def serve(
     *flows: Flow[Any],
     options: EngineOptions | None = None,
     with_worker: bool = True,
+    cache: BlobCache | None = None,
 ) -> AsyncIterator[App]:
     """An engine on ``folder/engine.db`` and an App at it."""
     async with dex_lite.open_engine(folder / "engine.db", options=options) as engine:
-        app = App(engine.address, folder, flows)
+        app = App(engine.address, folder, flows, cache=cache)
         try:
             if with_worker:
                 await app.start_worker()
@@ -209,6 +214,27 @@ async def serve_sync(folder: Path, *flows: Flow[Any]) -> AsyncIterator[SyncApp]:
             await running
             await asyncio.to_thread(app.client.close)
             app._cache.close()
+
+
+@asynccontextmanager
+async def engine_process(
+    data: Path, port: int = 0
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """An engine in a process of its own, and its address."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "dex_lite", "dev", "--data", str(data), "--port", str(port)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        line = (await process.stdout.readline()).decode()
+        found = re.match(r"dex-lite ready on (\S+:\d+), ", line)
+        assert found, line
+        yield process, found[1]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 def shift_clock(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:

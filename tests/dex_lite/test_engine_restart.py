@@ -6,11 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import re
 import signal
-import sys
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,7 +43,7 @@ from dex.dexpb import dex_pb2_grpc
 
 import dex_lite
 from dex_lite._options import EngineOptions
-from dex_lite_samples import App, Chain, Mailbox, serve, shift_clock
+from dex_lite_samples import App, Chain, Mailbox, engine_process, serve, shift_clock
 
 seen = Attribute("seen", str)
 later = Channel("later", str)
@@ -216,27 +212,9 @@ async def test_open_attempt_is_lost_when_the_engine_starts(tmp_path: Path) -> No
     assert flow.twice.attempts == [1, 2]
 
 
-@contextlib.asynccontextmanager
-async def _process(data: Path, port: int) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dex_lite", "dev", "--data", str(data), "--port", str(port)),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        line = (await process.stdout.readline()).decode()
-        found = re.match(r"dex-lite ready on (\S+:\d+), ", line)
-        assert found, line
-        yield process, found[1]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
 async def test_engine_killed_in_mid_step(tmp_path: Path) -> None:
     flow, chain, data = LossFlow(), Chain(), tmp_path / "engine.db"
-    async with _process(data, 0) as (process, address):
+    async with engine_process(data) as (process, address):
         app = App(address, tmp_path, [flow, chain])
         await app.start_worker()
         await app.client.start_flow(flow, "f", None)
@@ -244,7 +222,7 @@ async def test_engine_killed_in_mid_step(tmp_path: Path) -> None:
         await asyncio.gather(flow.once.has_begun.wait(), flow.twice.has_begun.wait())
         process.send_signal(signal.SIGKILL)
         await process.wait()
-    async with _process(data, int(address.rpartition(":")[2])):
+    async with engine_process(data, int(address.rpartition(":")[2])):
         # The same Worker comes back by itself; a Client's call has to outlast gRPC's back-off.
         await app.connected()
         result = await app.client.wait_for_flow("f")

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from dex.dexpb import dex_pb2 as pb
 
+from dex_lite._blobs import is_left_out, most_loads, small_cache_text
 from dex_lite._errors import DexLiteError
 from dex_lite._logs import event
 from dex_lite._machine import decide
 from dex_lite._machine.model import Failure, RunState, StepExecution
 from dex_lite._room import check_open_flows, check_room
 from dex_lite._rpcs import RpcTask
-from dex_lite._runs import LiveAttempt, Run, StepTask
+from dex_lite._runs import LiveAttempt, Loading, Run, StepTask
 from dex_lite._stream_log import StreamKey
 from dex_lite._timers import now_ms
+from dex_lite._wire.blobs import TaskTooLarge, encoded_task
 from dex_lite._wire.errors import ServiceError
 from dex_lite._wire.limits import value_fault
 from dex_lite._wire.options import BadRequest
@@ -53,6 +55,8 @@ class Attempts:
             step.step_type,
             is_last_attempt=decide.is_last_attempt(step),
         )
+        if execution_id in run.loading:
+            task.sticky_worker = run.loading[execution_id].worker_id or None
         run.tasks[execution_id] = task
         if self._engine.options.strict_dispatch:
             loop = asyncio.get_running_loop()
@@ -100,14 +104,16 @@ class Attempts:
         options = step.method_options
         deadline_ms = turn.now_ms + options.timeout_ms
         message = step_task(run.state, step, snapshot, deadline_ms, slot.token)
-        data = message.SerializeToString()
-        if len(data) > self._engine.options.limits.task:
+        try:
+            data, contents = encoded_task(message, self._engine.options.limits, snapshot.secrets)
+        except TaskTooLarge as error:
             # Not here: the matcher is at work.
             asyncio.get_running_loop().call_soon(
-                self._too_large, run, task.execution_id, slot.token, len(data)
+                self._too_large, run, task.execution_id, slot.token, str(error)
             )
             return False
-        live = run.live[task.execution_id] = LiveAttempt(slot, deadline_ms)
+        blobs = self._engine.blobs.of_task(run.state.flow_id, contents)
+        live = run.live[task.execution_id] = LiveAttempt(slot, deadline_ms, blobs)
         if options.is_async:
             self._send(run, task.execution_id, live, data)
         else:
@@ -149,13 +155,8 @@ class Attempts:
         else:
             self._watch(run, execution_id, live)
 
-    def _too_large(self, run: Run, execution_id: str, token: str, size: int) -> None:
-        failure = Failure(
-            f"the task has {size} bytes, a Worker takes at most {self._engine.options.limits.task}; "
-            "load less, or store less",
-            "TASK_TOO_LARGE",
-            is_delivered=False,
-        )
+    def _too_large(self, run: Run, execution_id: str, token: str, text: str) -> None:
+        failure = Failure(text, "TASK_TOO_LARGE", is_delivered=False)
         self._note_failed(run, execution_id, failure)
         turn = self._engine.turn(run)
         decide.fail(turn, execution_id, token, failure, is_retryable=False)
@@ -219,13 +220,15 @@ class Attempts:
         found = self._live(task, slot)
         if found is None or self._engine.is_stopped:
             return
-        run, execution_id, live = found
+        self._give_back(*found, is_half_close=reason is Unstarted.HALF_CLOSED)
+
+    def _give_back(
+        self, run: Run, execution_id: str, live: LiveAttempt, *, is_half_close: bool = False
+    ) -> None:
         self._leave(run, execution_id, live)
-        self._engine.meter.steps["given_back", slot.task.kind] += 1
+        self._engine.meter.steps["given_back", live.slot.task.kind] += 1
         turn = self._engine.turn(run)
-        decide.give_back(
-            turn, execution_id, slot.token, is_half_close=reason is Unstarted.HALF_CLOSED
-        )
+        decide.give_back(turn, execution_id, live.slot.token, is_half_close=is_half_close)
         self._engine.store(run, turn)
 
     def lost(self, task: Task, slot: TaskSlot) -> None:
@@ -261,6 +264,9 @@ class Attempts:
         run, execution_id, live = found
         kind = frame.WhichOneof("output")
         if kind == "worker_error":
+            if is_left_out(frame.worker_error, live.blobs):
+                self._load_on(run, execution_id, live)
+                return
             self._worker_error(run, execution_id, live, frame.worker_error)
             return
         step = run.state.steps[execution_id]
@@ -357,6 +363,17 @@ class Attempts:
             step = run.state.steps[execution_id]
             self._result(run, execution_id, live, frame, step, read)
 
+    def _load_on(self, run: Run, execution_id: str, live: LiveAttempt) -> None:
+        """The Worker has a part of the task's blobs in its cache, and the handler has not begun."""
+        loading = run.loading.setdefault(execution_id, Loading("", 0))
+        loading.worker_id = live.slot.worker_id
+        loading.deliveries += 1
+        if loading.deliveries < most_loads(live.blobs, self._engine.options.limits):
+            self._give_back(run, execution_id, live)
+        else:
+            self._leave(run, execution_id, live)
+            self._too_large(run, execution_id, live.slot.token, small_cache_text(live.blobs))
+
     def _bad_result(self, run: Run, execution_id: str, live: LiveAttempt, text: str) -> None:
         failure = Failure(f"invalid result: {text}", "INVALID_RESULT")
         self._end_attempt(run, execution_id, live, failure)
@@ -440,6 +457,7 @@ class Attempts:
             if task.strict_timer is not None:
                 task.strict_timer.cancel()
         run.snapshots.pop(execution_id, None)
+        run.loading.pop(execution_id, None)
         self.cancel(run, execution_id)
 
 

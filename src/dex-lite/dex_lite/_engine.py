@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from dex_lite._attempts import Attempts
+from dex_lite._blobs import Blobs
 from dex_lite._dialer import Dialer
 from dex_lite._indexes import Indexes
 from dex_lite._journal import Journal
@@ -66,6 +67,7 @@ class Engine:
         self.journal = journal
         self.matcher = matcher
         self.streams = streams
+        self.blobs = Blobs()
         self.options = options
         self.rows: dict[str, RunRow] = {row.flow_id: row for row in journal.latest_runs()}
         self.runs: dict[str, Run] = {}
@@ -230,6 +232,7 @@ class Engine:
                 self.attempts.forget(run, fact.execution_id)
             elif isinstance(fact, MethodCompleted | MethodFailed):
                 run.snapshots.pop(fact.execution_id, None)
+                run.loading.pop(fact.execution_id, None)
             elif isinstance(fact, RunStarted | RunClosed):
                 is_row_new = True
                 _note_run(state)

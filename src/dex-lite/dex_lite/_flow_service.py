@@ -256,9 +256,14 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
 
         return await _answer(context, work())
 
-    async def LoadBlobs(self, request: pb.LoadBlobsRequest, context: Context) -> Any:
-        # Values are always sent whole, so nobody can have the id of a blob.
-        await refuse(context, ServiceError(grpc.StatusCode.NOT_FOUND, "there is no such blob"))
+    async def LoadBlobs(
+        self, request: pb.LoadBlobsRequest, context: Context
+    ) -> pb.LoadBlobsResponse:
+        async def work() -> pb.LoadBlobsResponse:
+            self._engine.check_running()
+            return self._engine.blobs.load(request, self._engine.options.limits.task)
+
+        return await _answer(context, work())
 
     # Streams
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
 from dex.dexpb import dex_pb2 as pb
 
+from dex_lite._blobs import Blob, is_left_out, most_loads, small_cache_text
 from dex_lite._machine import decide
 from dex_lite._machine.commands import RpcResult
 from dex_lite._machine.model import RunState, Value
 from dex_lite._machine.turn import Turn
 from dex_lite._room import check_room
 from dex_lite._timers import now_ms
+from dex_lite._wire.blobs import TaskTooLarge, encoded_task
 from dex_lite._wire.errors import ServiceError, flow_missing, invalid, worker_failure
 from dex_lite._wire.limits import name_fault
 from dex_lite._wire.options import BadRequest, check_lock_keys, encoded_value
@@ -30,7 +33,17 @@ if TYPE_CHECKING:
 class RpcTask(Task):
     """One RPC on its way to a Worker and back."""
 
-    __slots__ = ("answer", "deadline_ms", "engine", "request", "rpc_input", "slot", "state")
+    __slots__ = (
+        "answer",
+        "blobs",
+        "deadline_ms",
+        "deliveries",
+        "engine",
+        "request",
+        "rpc_input",
+        "slot",
+        "state",
+    )
 
     def __init__(
         self,
@@ -53,6 +66,8 @@ class RpcTask(Task):
         self.rpc_input = rpc_input
         self.deadline_ms = deadline_ms
         self.slot: TaskSlot | None = None
+        self.blobs: Mapping[str, Blob] = {}  # that the task names, by id
+        self.deliveries = 0  # that ended with a part of the blobs
         self.answer: asyncio.Future[pb.PollWorkerTaskFrame] = (
             asyncio.get_running_loop().create_future()
         )
@@ -68,22 +83,15 @@ class RpcTask(Task):
             tuple(request.load_channel_names),
             tuple(request.load_channel_map_instances),
         )
-        data = rpc_task(
+        message = rpc_task(
             self.state, request.rpc_name, self.rpc_input, snapshot, self.deadline_ms, slot.token
-        ).SerializeToString()
-        limit = self.engine.options.limits.task
-        if len(data) > limit:
-            self._fail(
-                worker_failure(
-                    f"the task of RPC {request.rpc_name} has {len(data)} bytes, a Worker takes at most "
-                    f"{limit}; load less",
-                    # The word that a Step's failure route gets too, so that a caller can load less.
-                    worker_error=pb.WorkerErrorResponse(
-                        error_type="TASK_TOO_LARGE", detail="load less"
-                    ),
-                )
-            )
+        )
+        try:
+            data, contents = encoded_task(message, self.engine.options.limits, snapshot.secrets)
+        except TaskTooLarge as error:
+            self._too_large(str(error))
             return False
+        self.blobs = self.engine.blobs.of_task(self.state.flow_id, contents)
         self.slot = slot
         # What the handler sees must not be undone by a crash: its answer goes to a client.
         run = self.engine.runs.get(self.state.run_id)
@@ -119,8 +127,30 @@ class RpcTask(Task):
 
     def frame(self, frame: pb.PollWorkerTaskFrame) -> None:
         """The Worker's answer."""
-        if not self.answer.done():
+        if frame.HasField("worker_error") and is_left_out(frame.worker_error, self.blobs):
+            self._load_on()
+        elif not self.answer.done():
             self.answer.set_result(frame)
+
+    def _load_on(self) -> None:
+        """The Worker has a part of the task's blobs in its cache, and the handler has not begun."""
+        self.sticky_worker = (self.slot.worker_id if self.slot is not None else "") or None
+        self.deliveries += 1
+        if self.deliveries < most_loads(self.blobs, self.engine.options.limits):
+            self.offer_again()
+        else:
+            self._too_large(small_cache_text(self.blobs))
+
+    def _too_large(self, text: str) -> None:
+        self._fail(
+            worker_failure(
+                f"RPC {self.name}: {text}",
+                # The word that a Step's failure route gets too, so that a caller can load less.
+                worker_error=pb.WorkerErrorResponse(
+                    error_type="TASK_TOO_LARGE", detail="load less"
+                ),
+            )
+        )
 
     def abandon(self) -> None:
         """The client does not wait any more."""

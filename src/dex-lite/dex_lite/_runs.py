@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from dex.dexpb import dex_pb2 as pb
 
+from dex_lite._blobs import Blob
 from dex_lite._journal import Journal
 from dex_lite._machine.facts import AnyFact, decode_fact
 from dex_lite._machine.fold import fold
@@ -47,6 +49,7 @@ class LiveAttempt:
 
     __slots__ = (
         "beat_at",
+        "blobs",
         "deadline_ms",
         "flush_timer",
         "flushed_at",
@@ -56,8 +59,9 @@ class LiveAttempt:
         "timer",
     )
 
-    def __init__(self, slot: TaskSlot, deadline_ms: int) -> None:
+    def __init__(self, slot: TaskSlot, deadline_ms: int, blobs: Mapping[str, Blob]) -> None:
         self.slot = slot
+        self.blobs = blobs  # that the task names, by id
         self.deadline_ms = deadline_ms
         self.beat_at = 0.0
         self.heartbeat: Value | None = None
@@ -71,6 +75,14 @@ class LiveAttempt:
         for timer in (self.timer, self.flush_timer):
             if timer is not None:
                 timer.cancel()
+
+
+@dataclass
+class Loading:
+    """A Worker loads the blobs of a task in several answers, each of which ends a delivery."""
+
+    worker_id: str
+    deliveries: int
 
 
 class Waiter:
@@ -98,6 +110,7 @@ class Run:
     __slots__ = (
         "commit",
         "live",
+        "loading",
         "rpc_locks",
         "rpcs",
         "snapshot_at",
@@ -115,6 +128,7 @@ class Run:
         self.tasks: dict[str, StepTask] = {}  # offered, by execution id
         self.live: dict[str, LiveAttempt] = {}  # by execution id
         self.snapshots: dict[str, Snapshot] = {}  # of methods that have begun, by execution id
+        self.loading: dict[str, Loading] = {}  # of methods that have begun, by execution id
         self.waiters: list[Waiter] = []
         self.tails: list[list[AnyFact]] = []  # whoever reads the log wants what comes meanwhile
         self.rpc_locks: set[str] = set()

@@ -14,6 +14,7 @@ class Limits:
     Attributes:
         request: Largest request; the gRPC server refuses more.
         task: Largest task or reply: the SDK receives at most 4 MiB.
+        task_blobs: Most bytes of values that a task only names, for the Worker to load by themselves.
         value: Largest single value.
         indexed_value: Largest value of an indexed Attribute.
         name: Longest name of a Flow, Step, Channel, Attribute or request.
@@ -39,6 +40,7 @@ class Limits:
 
     request: int = 16 << 20
     task: int = (4 << 20) - (64 << 10)
+    task_blobs: int = 32 << 20
     value: int = 3_670_016
     indexed_value: int = 32 << 10
     name: int = 255

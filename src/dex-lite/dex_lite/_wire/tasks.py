@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from dex.dexpb import dex_pb2 as pb
@@ -27,6 +27,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     map_selectors: Sequence[str]
     channel_selectors: Sequence[str]
     channel_map_selectors: Sequence[str]
+    secrets: Collection[str]  # the hard-delete ones of the Attributes
 
 
 def take_snapshot(
@@ -50,6 +51,7 @@ def take_snapshot(
         map_selectors,
         channel_selectors,
         channel_map_selectors,
+        tuple(state.secrets),
     )
 
 
