@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ from dex_agents import (
 )
 from dex_agents._session import resources
 from dex_agents._session.encoding import decode, encode
+from dex_agents.testing import PrivateEngine
+from dex_lite import EngineOptions, Limits, open_engine
 
 QUICK = AgentSessionOptions(model_attempts=2)
 WRITE = ToolEffect.NON_IDEMPOTENT_WRITE
@@ -114,9 +117,27 @@ async def test_many_large_results_are_cut_and_fit_one_model_call(stages: Stages)
         assert stage.runner.count("read") == 12
 
 
-async def test_a_history_that_fits_no_task_fails_turns_and_names_the_limit(stages: Stages) -> None:
-    script: list[Answer] = [os.urandom(700_000).hex() for _ in range(3)]
+async def test_a_history_larger_than_one_message_goes_on(stages: Stages) -> None:
+    script: list[Answer] = [*(os.urandom(700_000).hex() for _ in range(4)), "done"]
     async with stages.play(script) as stage:
+        await stage.sessions.start_session("s", "m1")
+        for turn in range(2, 6):
+            await stage.sessions.wait_for_turn("s", turn - 1, timeout_s=TURN_S)
+            await stage.sessions.send_user_message("s", f"m{turn}")
+        snapshot = await stage.sessions.wait_for_turn("s", 5, timeout_s=TURN_S)
+        assert snapshot.last_turn is not None
+        assert snapshot.last_turn.error == ""
+        said = [message.text for message in stage.runner.requests[-1].history]
+        assert [text for text in said if len(text) > 1_000_000] == script[:4]
+
+
+async def test_a_history_that_fits_no_task_fails_turns_and_names_the_limit(tmp_path: Path) -> None:
+    script: list[Answer] = [os.urandom(700_000).hex() for _ in range(3)]
+    no_blobs = EngineOptions(limits=Limits(task_blobs=1))
+    async with (
+        open_engine(tmp_path / "engine.db", options=no_blobs) as engine,
+        Stages(PrivateEngine(engine.address, None, None), tmp_path).play(script) as stage,
+    ):
         await stage.sessions.start_session("s", "m1")
         for turn in range(2, 6):
             await stage.sessions.wait_for_turn("s", turn - 1, timeout_s=TURN_S)

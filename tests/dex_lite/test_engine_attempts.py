@@ -28,6 +28,7 @@ from dex import (
     go_to,
 )
 
+from dex_lite import Limits
 from dex_lite._options import EngineOptions
 from dex_lite_samples import App, Chain, serve
 
@@ -35,6 +36,7 @@ Body = Callable[[AsyncContext], Awaitable[StepDecision]]
 first_load = Attribute("first_load", str)
 second_load = Attribute("second_load", str)
 parcels = Channel("parcels", str)
+NO_BLOBS = EngineOptions(limits=Limits(task_blobs=1))
 
 
 class Rescue(Step[None]):
@@ -161,7 +163,7 @@ class LargeFlow(WorkFlow):
 
 async def test_task_that_is_too_large_disturbs_no_other_flow(tmp_path: Path) -> None:
     large, chain = LargeFlow(_for_ever), Chain()
-    async with serve(tmp_path, large, chain) as app:
+    async with serve(tmp_path, large, chain, options=NO_BLOBS) as app:
         await app.client.start_flow(large, "large", None)
         await app.client.start_flow(chain, "small", 30)
         assert (await app.client.wait_for_flow("small")).single_output(int) == 0
@@ -192,7 +194,7 @@ class ParcelFlow(WorkFlow):
 async def test_recovery_step_hears_of_a_task_that_is_too_large(tmp_path: Path) -> None:
     options = StepOptions(execute_load_channels=(parcels,))
     flow = ParcelFlow(_for_ever, options, max_attempts=5)
-    assert (await _result(tmp_path, flow)).startswith("TASK_TOO_LARGE: ")
+    assert (await _result(tmp_path, flow, NO_BLOBS)).startswith("TASK_TOO_LARGE: ")
     assert flow.work.attempts == []
 
 
