@@ -174,6 +174,7 @@ class Attempts:
     ) -> None:
         """A failed attempt; its newest heartbeat value is kept first."""
         self._leave(run, execution_id, live)
+        run.loading.pop(execution_id, None)  # the next attempt may be another Worker's
         self._note_failed(run, execution_id, failure)
         turn = self._engine.turn(run)
         if live.is_heartbeat_new:
