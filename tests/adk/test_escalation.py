@@ -52,6 +52,17 @@ class LateLlm(TreeLlm):
             yield response
 
 
+class ThinkingLlm(TreeLlm):
+    """Is asked, and answers only after everything else."""
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        self.world.call_came.set()
+        await asyncio.Event().wait()
+        yield LlmResponse()
+
+
 async def never_ends(x: str) -> None:
     """Wait until it is cancelled."""
     await asyncio.Event().wait()
@@ -155,3 +166,22 @@ async def test_branches_that_were_given_up_run_in_the_next_turn() -> None:
         default_tool_effect=ToolEffect.UNCLASSIFIED,
     )
     assert world.cursors == {"a": 2, "b": 2}
+
+
+async def test_a_model_that_is_asked_when_another_branch_escalates_is_given_up() -> None:
+    def build(world: TreeWorld) -> BaseNode:
+        return ParallelAgent(
+            name="par",
+            sub_agents=[branch(world, "a", LateLlm), branch(world, "b", ThinkingLlm)],
+        )
+
+    plain_world, world = EscalationWorld(SCRIPTS), EscalationWorld(SCRIPTS)
+    await compare_tree(
+        build,
+        SCRIPTS,
+        plain=await run_plain(build, plain_world, ["go"]),
+        plain_world=plain_world,
+        world=world,
+        repeats=1,
+    )
+    assert world.cursors == {"a": 1}

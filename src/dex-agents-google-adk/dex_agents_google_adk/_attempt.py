@@ -114,6 +114,7 @@ class Attempt:
             (agent.name, agent.branch): agent.output for agent in started
         }
         self._earlier_output = dict(self.started)
+        self._ran: set[AgentKey] = set(self.started)
         self._paused_agents: set[AgentKey] = set()
         self._yielding: set[AgentKey] = set()
         self._ending: dict[AgentKey, Sequence[str]] = {}
@@ -156,6 +157,7 @@ class Attempt:
         if key in self._earlier_output and key in self.started:
             return False
         self._earlier_output.pop(key, None)
+        self._ran.add(key)
         self.started[key] = ""
         return True
 
@@ -163,6 +165,17 @@ class Attempt:
         """An agent has ended; it starts anew if it comes again."""
         self.started.pop(key, None)
         self._earlier_output.pop(key, None)
+
+    def branch_of(self, event: Event) -> str | None:
+        """The branch that the event's agent runs in.
+
+        Below a node, ADK stamps events of agents behind a ParallelAgent with a branch of it.
+        """
+        if (event.author, event.branch) in self._ran:
+            return event.branch
+        known = [branch for name, branch in self._ran if name == event.author]
+        is_leak = len(known) == 1 and _is_within(event.branch, known[0])
+        return known[0] if is_leak else event.branch
 
     def agent_pauses(self, key: AgentKey) -> None:
         """An agent stops here and goes on in a later attempt."""
@@ -203,6 +216,10 @@ class Attempt:
             keys -= {k for k in keys if is_given_up(k[1])}
         for started in [k for k in self.started if is_given_up(k[1])]:
             self.agent_ends(started)
+        for key_of_call, call in self._current_model_call.items():
+            call.answered |= is_given_up(key_of_call[1])
+        for (_, branch, _), replay in self._replays.items():
+            replay.taken |= is_given_up(branch)
         self.held.give_up(is_given_up)
         self.faults.give_up(is_given_up)
 

@@ -164,6 +164,7 @@ class FirstPlugin(BasePlugin):
     ) -> Event | None:
         if event.partial or event.author == USER:
             return None
+        event.branch = self._attempt.branch_of(event)
         if event.id in self._attempt.synthetic_events:
             return event
         if _is_synthetic(event):
