@@ -23,6 +23,7 @@ from dex_agents._contract import (
     ToolCallRecord,
 )
 from dex_agents._errors import AgentTurnError
+from dex_agents_google_adk._branches import are_related, branch_below, is_within
 from dex_agents_google_adk._faults import Faults
 from dex_agents_google_adk._held_answers import HeldAnswers
 from dex_agents_google_adk._kept_answers import KeptAnswers
@@ -174,7 +175,7 @@ class Attempt:
         if (event.author, event.branch) in self._ran:
             return event.branch
         known = [branch for name, branch in self._ran if name == event.author]
-        is_leak = len(known) == 1 and _is_within(event.branch, known[0])
+        is_leak = len(known) == 1 and is_within(event.branch, known[0])
         return known[0] if is_leak else event.branch
 
     def agent_pauses(self, key: AgentKey) -> None:
@@ -191,7 +192,7 @@ class Attempt:
         name, branch = key
         below = self.descendants.get(name, ())
         return any(
-            (paused == name and at == branch) or (paused in below and _is_within(at, branch))
+            (paused == name and at == branch) or (paused in below and is_within(at, branch))
             for paused, at in (*self._paused_agents, *self._ending)
         )
 
@@ -206,7 +207,7 @@ class Attempt:
         inside = set(names).union(*(self.descendants.get(n, ()) for n in names))
 
         def is_given_up(branch: str | None) -> bool:
-            return any(_is_within(branch, lane) for lane in lanes)
+            return any(is_within(branch, lane) for lane in lanes)
 
         given_up = [r for r in self.responses if is_given_up(r.branch) and not r.is_complete]
         self.responses = [r for r in self.responses if r not in given_up]
@@ -252,7 +253,7 @@ class Attempt:
         """
         if self.summary_permit_asked:
             return False
-        return not any(_are_related(branch, used) for used in self._branches_with_model_call)
+        return not any(are_related(branch, used) for used in self._branches_with_model_call)
 
     def take_summary_permit(self) -> bool:
         """Whether ADK may now ask a model for a summary of older events.
@@ -471,20 +472,6 @@ class Attempt:
     def paused_responses(self) -> list[OpenResponse]:
         """Responses that now wait, in the order in which they came."""
         return [response for response in self.responses if response.deferred]
-
-
-def branch_below(parallel: AgentKey, name: str) -> str:
-    """The branch of a sub-agent of a ParallelAgent."""
-    own, branch = parallel
-    return f"{branch}.{own}.{name}" if branch else f"{own}.{name}"
-
-
-def _is_within(inner: str | None, outer: str | None) -> bool:
-    return not outer or inner == outer or (inner or "").startswith(f"{outer}.")
-
-
-def _are_related(one: str | None, other: str | None) -> bool:
-    return _is_within(one, other) or _is_within(other, one)
 
 
 _current: ContextVar[Attempt | None] = ContextVar("dex_agents_attempt", default=None)

@@ -33,6 +33,7 @@ from dex_agents_google_adk._adk_compat import (
 )
 from dex_agents_google_adk._adk_workarounds import agent_states
 from dex_agents_google_adk._attempt import Attempt
+from dex_agents_google_adk._branches import branch_around
 from dex_agents_google_adk._effects import (
     is_control_tool,
     is_inline_agent_tool,
@@ -214,7 +215,7 @@ class FirstPlugin(BasePlugin):
         """A branch that escalates ends the ParallelAgent that it is a branch of."""
         for parallel in self._tree.parallel_agents:
             names = [agent.name for agent in parallel.sub_agents]
-            around = _branch_around(event, parallel.name)
+            around = branch_around(event, parallel.name)
             if event.author in names and around is not None:
                 self._attempt.branches_end((parallel.name, around or None), names)
 
@@ -332,12 +333,6 @@ class FirstPlugin(BasePlugin):
             tool_name=tool.name,
             agent_name=context.agent_name,
         )
-
-
-def _branch_around(event: Event, parallel: str) -> str | None:
-    """The branch in which the ParallelAgent runs of which the event's author is a branch."""
-    before, dot, last = f".{event.branch}".rpartition(f".{parallel}.")
-    return before[1:] if dot and last == event.author else None
 
 
 def _runs_as_node(event: Event) -> bool:

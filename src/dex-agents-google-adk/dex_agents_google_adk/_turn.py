@@ -28,8 +28,9 @@ from dex_agents._contract import (
 from dex_agents._errors import AgentError, AgentTurnError
 from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_misleading_path
 from dex_agents_google_adk._artifacts import SessionArtifacts, session_artifacts
-from dex_agents_google_adk._attempt import Attempt, branch_below, enter_attempt
+from dex_agents_google_adk._attempt import Attempt, enter_attempt
 from dex_agents_google_adk._attempt_runner import RESUMABLE, AttemptRunner
+from dex_agents_google_adk._branches import branch_below
 from dex_agents_google_adk._compaction import restore
 from dex_agents_google_adk._events import (
     USER,
