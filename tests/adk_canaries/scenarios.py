@@ -15,6 +15,7 @@ import pytest
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.flows.llm_flows.context import _contents
+from google.adk.telemetry import tracing
 from google.adk.tools._request_input_tool import request_input
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.function_tool import FunctionTool
@@ -68,21 +69,45 @@ async def an_agent_tool_that_waits(_: Path) -> None:
     )
 
 
-async def contents_are_built_once_for_each_model_call(_: Path) -> None:
-    built: list[int] = []
-    original = _contents._get_contents
+async def _calls_of(module: Any, name: str, turn: Driver) -> int:
+    """How often ADK calls a function of its own in a turn."""
+    calls: list[str] = []
+    original = getattr(module, name)
 
     def counting(*args: Any, **kwargs: Any) -> Any:
-        built.append(1)
+        calls.append(name)
         return original(*args, **kwargs)
 
-    world = World([call("look"), text("done")])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_contents, "_get_contents", counting)
-        await Driver(AdkAgentRunner(agent_of(world, look), **READ), world).turn("go")
-    assert len(built) == len(world.requests), (
-        f"built {len(built)} times for {len(world.requests)} model calls"
+        patch.setattr(module, name, counting)
+        await turn.turn("go")
+    return len(calls)
+
+
+def _turn_with_a_tool(world: World) -> Driver:
+    return Driver(AdkAgentRunner(agent_of(world, look), **READ), world)
+
+
+async def contents_are_built_once_for_each_model_call(_: Path) -> None:
+    world = World([call("look"), text("done")])
+    built = await _calls_of(_contents, "_get_contents", _turn_with_a_tool(world))
+    assert built == len(world.requests), (
+        f"built {built} times for {len(world.requests)} model calls"
     )
+
+
+async def events_are_not_filtered_one_by_one(_: Path) -> None:
+    world = World([call("look"), text("done")])
+    looked = await _calls_of(
+        _contents, "_should_include_event_in_context", _turn_with_a_tool(world)
+    )
+    assert not looked, f"one of many passes looked at {looked} events"
+
+
+async def no_records_are_made_of_a_history_that_nobody_gets(_: Path) -> None:
+    world = World([call("look"), text("done")])
+    made = await _calls_of(tracing, "user_message_body", _turn_with_a_tool(world))
+    assert not made, f"made {made} log records"
 
 
 async def a_question_beside_a_tool(_: Path) -> None:

@@ -29,12 +29,14 @@ from dex_agents_google_adk._adk_workarounds import (
     agent_callbacks,
     agent_states,
     agent_tool_pauses,
+    contents_in_one_pass,
     contents_on_replay,
     deferred_questions,
     entry_agent_replay,
     mcp_errors,
     model_lookup,
     task_delegations,
+    unheard_telemetry,
 )
 from support.tree_cases import CASES
 
@@ -97,6 +99,11 @@ DEFECTS = {
         scenarios.an_agent_tool_that_waits,
         "stopped waiting on unresolved",
     ),
+    "contents_in_one_pass": Defect(
+        unguarded(contents_in_one_pass),
+        scenarios.events_are_not_filtered_one_by_one,
+        r"looked at \d+ events",
+    ),
     "contents_on_replay": Defect(
         unguarded(contents_on_replay),
         scenarios.contents_are_built_once_for_each_model_call,
@@ -145,6 +152,11 @@ DEFECTS = {
         replaced(_tool_step, "own_threads", contextlib.nullcontext),
         scenarios.an_error_that_a_future_cannot_carry,
         "never ends",
+    ),
+    "unheard_telemetry": Defect(
+        unguarded(unheard_telemetry),
+        scenarios.no_records_are_made_of_a_history_that_nobody_gets,
+        r"made \d+ log records",
     ),
     "workflow_markers": Defect(
         replaced(_session, "is_workflow_marker", lambda *_: False),

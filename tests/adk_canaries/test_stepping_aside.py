@@ -13,6 +13,7 @@ from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.flows.llm_flows.base_llm_flow import BaseLlmFlow
 from google.adk.flows.llm_flows.context import _contents
+from google.adk.telemetry import tracing
 from google.adk.tools.mcp_tool.mcp_session_manager import MCPSessionManager
 from google.adk.tools.mcp_tool.mcp_tool import McpTool
 from google.adk.utils import _sync_runner
@@ -23,6 +24,7 @@ from google.genai import types
 from dex_agents_google_adk._adk_workarounds import (
     AdkWorkaroundWarning,
     agent_callbacks,
+    contents_in_one_pass,
     contents_on_replay,
     deferred_questions,
     entry_agent_replay,
@@ -30,12 +32,15 @@ from dex_agents_google_adk._adk_workarounds import (
     model_lookup,
     task_delegations,
     tool_threads,
+    unheard_telemetry,
 )
 from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_misleading_path
 from dex_agents_google_adk._adk_workarounds.workflow_markers import is_workflow_marker
 
 PATCHED: list[tuple[Any, Any, str, str]] = [
     (contents_on_replay, _contents.request_processor, "run_async", "contents processor"),
+    (contents_in_one_pass, _contents, "_get_contents", "in another way"),
+    (unheard_telemetry, tracing, "_use_native_generate_content_span", "log records that nobody"),
     (agent_callbacks, BaseAgent, "_handle_before_agent_callback", "callbacks around an agent"),
     (agent_callbacks, BaseAgent, "_handle_after_agent_callback", "callbacks around an agent"),
     (entry_agent_replay, DynamicNodeScheduler, "_execute_step", "begins with a sub-agent"),
