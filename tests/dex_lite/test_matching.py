@@ -133,6 +133,56 @@ async def test_reserve_follows_the_last_registered_stream(engine: Engine) -> Non
     await run(engine, reserve, step())
 
 
+async def _registered_by_a_burst(
+    engine: Engine, worker: FakeWorker, count: int
+) -> list[FakeStream]:
+    """Streams that all had a task at the same time, the longest free first."""
+    streams = [await worker.open_registered()]
+    streams += [await worker.open() for _ in range(count - 1)]
+    await engine.matcher.streams(count)
+    for number in range(count):
+        engine.matcher.offer(step(f"burst-{number}"))
+    for index, stream in enumerate(streams):
+        if index:
+            await stream.expect("registered")
+        await stream.send(result(await stream.expect_task()))
+        await engine.host.next("frame")
+    return streams
+
+
+async def test_registered_streams_that_nobody_needs_become_reserves_again(engine: Engine) -> None:
+    worker = engine.worker()
+    needed, first, second, spare = await _registered_by_a_burst(engine, worker, 4)
+    engine.matcher._sweep()  # all of them were needed since the last look
+    await run(engine, needed, step())
+    engine.matcher._sweep()
+    for stream in (first, second):
+        assert "not needed" in (await stream.expect("reconnect")).reason
+        stream.cancel()
+    await engine.matcher.streams(2)
+    again = await worker.open()
+    await engine.matcher.streams(3)
+    for name in ("one", "two", "three"):
+        engine.matcher.offer(step(name))
+    await spare.expect_task()
+    await needed.expect_task()
+    await again.expect("registered")
+    await again.expect_task()
+
+
+async def test_recalled_stream_that_stays_is_ended(engine: Engine) -> None:
+    worker = engine.worker()
+    recalled, spare = await _registered_by_a_burst(engine, worker, 2)
+    engine.matcher._sweep()
+    engine.matcher._sweep()
+    await recalled.expect("reconnect")
+    await run(engine, spare, step())  # never the other one
+    engine.matcher._sweep()
+    code, details = await recalled.end()
+    assert (code, details) == (grpc.StatusCode.UNAVAILABLE, "the Worker did not reconnect")
+    await run(engine, spare, step())
+
+
 async def test_eager_registration() -> None:
     async with serve(eager=True) as engine:
         worker = engine.worker()

@@ -37,6 +37,7 @@ REQUIRES = {
         "msgspec>=0.19",
         "rich>=13",
         "typer>=0.15",
+        "uvloop>=0.21",
     ],
     "dex-agents": [
         "dex-python-sdk<2,>=1.23",

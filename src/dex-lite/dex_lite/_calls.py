@@ -1,9 +1,9 @@
-"""What is measured around every call of a client."""
+"""How calls of clients are served, and what is measured around each."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -21,6 +21,26 @@ def _too_many(limit: int) -> ServiceError:
         f"at most {limit} calls of clients may be open at a time, those that wait included. Wait in "
         "fewer places, or start the engine with a larger Limits(calls=...)",
     )
+
+
+class ByName:
+    """Where generated code puts the methods of a service, to be looked up by name when they are called.
+
+    Methods that are registered with a ``grpc.aio.Server`` instead are waited for one by one: each call of one
+    of them sets up and takes down a wait for all of them.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: tuple[Any, ...]) -> None:
+        """Methods that are looked up by name."""
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, _Handler]
+    ) -> None:
+        """The same methods again, registered: left out."""
 
 
 class CallMeter(grpc.aio.ServerInterceptor):  # type: ignore[misc]

@@ -7,7 +7,9 @@ that served the Flow last is preferred, because its caches are warm.
 Streams are acknowledged lazily. The SDK retires an idle stream as soon as more acknowledged ones
 are idle than it wants, and opens a new one whenever one gets busy; with every stream acknowledged
 at once it mostly opens and closes streams. So the first stream of a queue is acknowledged at once,
-and the others, the reserves, right before their first task.
+and the others, the reserves, right before their first task. A burst of tasks leaves many streams
+acknowledged, and each of them costs the SDK a look at all others whenever a task starts or ends;
+those that nobody needed for a while are asked to reconnect, which makes reserves of them again.
 
 Invariant between two calls: no waiting task could be given to a free stream.
 """
@@ -225,10 +227,7 @@ class Matcher:
             return
         self._sequence += 1
         stream.free_since = -self._sequence if is_first else self._sequence
-        streams = stream.worker.queues[stream.queue].free(stream.is_registered)
-        streams[stream] = None
-        if is_first:
-            streams.move_to_end(stream, last=False)
+        stream.worker.queues[stream.queue].add(stream, is_first=is_first)
         worker = stream.worker
         if worker.parked:
             for slot in worker.parked:
@@ -311,8 +310,7 @@ class Matcher:
         worker.streams.discard(stream)
         self._stream_count -= 1
         queue = worker.queues[stream.queue]
-        queue.idle.pop(stream, None)
-        queue.reserves.pop(stream, None)
+        queue.remove(stream)
         rest = worker.resting.pop(stream, None)
         if rest is not None:
             rest.cancel()
@@ -340,7 +338,7 @@ class Matcher:
         stream = worker.choose(slot.task)
         if stream is None:
             return False
-        del worker.queues[stream.queue].free(stream.is_registered)[stream]
+        worker.queues[stream.queue].remove(stream)
         slot.stream = stream
         stream.slot = slot
         return True
@@ -374,7 +372,7 @@ class Matcher:
         queue = worker.queues[stream.queue]
         if not queue.registered and queue.reserves and not self._is_draining:
             reserve = next(iter(queue.reserves))
-            del queue.reserves[reserve]
+            queue.remove(reserve)
             self._acknowledge(queue, reserve)
             self.free(reserve)
         self.serve(worker)
@@ -413,7 +411,7 @@ class Matcher:
 
     def _assign(self, task: Task, stream: WorkerStream) -> None:
         worker = stream.worker
-        del worker.queues[stream.queue].free(stream.is_registered)[stream]
+        worker.queues[stream.queue].remove(stream)
         workers = self._by_flow_type[task.flow_type]
         if len(workers) > 1:
             workers[worker.id] = workers.pop(worker.id)
@@ -455,11 +453,19 @@ class Matcher:
         if self._sweep_timer is None and not self.is_closed:
             self._sweep_timer = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
 
+    def _recall_surplus(self) -> None:
+        for worker in self._workers.values():
+            for queue in worker.queues.values():
+                for stream in queue.take_surplus():
+                    stream.recall()
+
     def _sweep(self) -> None:
         self._sweep_timer = None
         now = asyncio.get_running_loop().time()
         for stream in self._streams():
             stream.check_liveness(now)
+        if not (self._is_eager or self._is_draining):
+            self._recall_surplus()
         if self._stream_count:
             self._start_sweeping()
 

@@ -72,6 +72,8 @@ def _check_attributes(state: RunState, limits: Limits, writes: Writes) -> None:
 
 
 def _check_channels(state: RunState, limits: Limits, writes: Writes) -> None:
+    if not writes.published:
+        return
     counts = Counter(channel for channel, _ in writes.published)
     for channel, count in counts.items():
         if len(state.channels.get(channel, ())) + count > limits.messages:

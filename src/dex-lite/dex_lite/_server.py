@@ -15,7 +15,7 @@ import grpc.aio
 from dex.dexpb import dex_pb2_grpc
 
 from dex_lite._auth import TokenFile, TokenInterceptor, check_exposure
-from dex_lite._calls import CallMeter
+from dex_lite._calls import ByName, CallMeter
 from dex_lite._engine import Engine
 from dex_lite._errors import DexLiteError, PortInUseError
 from dex_lite._flow_service import FlowService
@@ -138,7 +138,7 @@ async def open_engine(
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
         )
-        dex_pb2_grpc.add_FlowServiceServicer_to_server(FlowService(engine), server)
+        dex_pb2_grpc.add_FlowServiceServicer_to_server(FlowService(engine), ByName(server))
         add_worker_task_service(server, matcher)
         name = f"[{host}]" if ":" in host and not host.startswith("[") else host
         try:

@@ -4,25 +4,55 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from itertools import islice
 
 from dex_lite._worker_load import WorkerLoad
 from dex_lite._worker_slot import Slot, Task
 from dex_lite._worker_stream import WorkerStream
 
+# Idle registered streams that a queue keeps although none of them was needed.
+_SPARE_STREAMS = 1
+# So many at a time go back to the reserves, so that a busy Worker hardly notices.
+_RECALLED_AT_ONCE = 8
+
 
 class Queue:
     """Free streams of one Worker on one queue, the longest free first."""
 
-    __slots__ = ("busy", "idle", "registered", "reserves")
+    __slots__ = ("busy", "fewest_idle", "idle", "registered", "reserves")
 
     def __init__(self) -> None:
         self.idle: OrderedDict[WorkerStream, None] = OrderedDict()
         self.reserves: OrderedDict[WorkerStream, None] = OrderedDict()
         self.registered = 0
         self.busy = 0  # registered ones whose task was sent and has not ended
+        self.fewest_idle = 0  # at a time, since `take_surplus` was called last
+
+    def add(self, stream: WorkerStream, *, is_first: bool) -> None:
+        """The stream is free: as the first one, or as the last."""
+        streams = self.idle if stream.is_registered else self.reserves
+        streams[stream] = None
+        if is_first:
+            streams.move_to_end(stream, last=False)
+
+    def remove(self, stream: WorkerStream) -> None:
+        """The stream is not free any more; harmless if it was not."""
+        self.reserves.pop(stream, None)
+        if stream in self.idle:
+            del self.idle[stream]
+            self.fewest_idle = min(self.fewest_idle, len(self.idle))
 
     def free(self, is_registered: bool) -> OrderedDict[WorkerStream, None]:
         return self.idle if is_registered else self.reserves
+
+    def take_surplus(self) -> list[WorkerStream]:
+        """Some of the registered streams that nobody needed since the last call; they are free no more."""
+        count = min(self.fewest_idle - _SPARE_STREAMS, _RECALLED_AT_ONCE)
+        surplus = list(islice(self.idle, max(0, count)))
+        for stream in surplus:
+            del self.idle[stream]
+        self.fewest_idle = len(self.idle)
+        return surplus
 
 
 class Worker:

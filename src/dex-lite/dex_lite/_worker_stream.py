@@ -72,6 +72,7 @@ class WorkerStream:
         "_transport",
         "free_since",
         "is_ended",
+        "is_recalled",
         "is_registered",
         "limit_before_refusal",
         "queue",
@@ -87,6 +88,7 @@ class WorkerStream:
         self.slot: Slot | None = None
         self.is_registered = False
         self.is_ended = False
+        self.is_recalled = False  # gets no more tasks, and should have ended by the next look
         # Pings that may still be answered; one that came after the end of its task perhaps never
         # is.
         self._open_pings = 0
@@ -121,6 +123,11 @@ class WorkerStream:
         frame = pb.PollWorkerTaskResponse(reconnect=pb.PollWorkerTaskReconnect(reason=reason))
         self._transport.write(frame.SerializeToString())
 
+    def recall(self) -> None:
+        """Have the Worker open this free stream anew, as a reserve."""
+        self.is_recalled = True
+        self.reconnect("the stream was not needed; a new one will be acknowledged when it is")
+
     def abandon(self, details: str) -> None:
         """End the call; the host hears nothing of what it carried."""
         if self.slot is not None:
@@ -132,7 +139,9 @@ class WorkerStream:
 
     def check_liveness(self, now: float) -> None:
         silence = now - self._last_heard
-        if self.is_busy:
+        if self.is_recalled:
+            self._drop("the Worker did not reconnect")
+        elif self.is_busy:
             if silence > BUSY_SILENCE_S:
                 self._drop("the Worker has been silent about its task for too long")
         elif self.is_registered and silence >= PING_IDLE_AFTER_S * (self._missed_pings + 1):

@@ -42,7 +42,13 @@ def dev(
     ] = 10.0,
 ) -> None:
     """Serve a data file for development, until SIGINT or SIGTERM."""
-    asyncio.run(_serve(data, host, port, token_file, metrics_host, metrics_port, log_format, grace))
+    import uvloop  # here, so that `--help` does not wait for it
+
+    # A Step is a few turns of the loop and little else, so the loop is a good part of its time.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(
+            _serve(data, host, port, token_file, metrics_host, metrics_port, log_format, grace)
+        )
 
 
 async def _serve(
