@@ -207,6 +207,18 @@ async def test_a_worker_with_a_cache_loads_more_than_one_answer_holds(tmp_path: 
     assert flow.use.attempts == [1]
 
 
+async def test_the_worker_that_has_begun_to_load_gets_the_task_again(tmp_path: Path) -> None:
+    flow, values = Large(), _parts(12)
+    caches = [HookedCache(tmp_path / name, 64 << 20) for name in ("one", "two")]
+    async with serve(tmp_path, flow, cache=caches[0]) as app:
+        other = App(app.address, tmp_path, [flow], cache=caches[1])
+        await other.start_worker()
+        assert await _run(app, flow, values) == flow.use.waited_with == _digest(values)
+        await other.close()
+    assert flow.use.attempts == [1]
+    assert [len(cache.kept) for cache in caches].count(0) == 1
+
+
 async def test_a_worker_whose_cache_is_too_small_ends_with_an_error(tmp_path: Path) -> None:
     flow = Large(max_attempts=5)
     cache = HookedCache(tmp_path, 1 << 20)

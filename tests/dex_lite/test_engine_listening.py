@@ -19,6 +19,7 @@ from dex import (
     AsyncClient,
     AsyncContext,
     AsyncWorker,
+    Attribute,
     BlobCacheConfig,
     Client,
     ClientOptions,
@@ -47,6 +48,7 @@ from dex import (
     WorkerTarget,
     dead_end,
     force_complete,
+    go_to,
     go_to_many,
     open_blob_cache,
     rpc,
@@ -123,6 +125,37 @@ async def test_chain_and_rpcs(tmp_path: Path) -> None:
             await app.call(mailbox.send, "mailbox", text)
         assert (await app.client.wait_for_flow("mailbox", WAIT)).single_output(int) == 3
         assert (await app.client.wait_for_flow("chain", WAIT)).single_output(int) == 0
+
+
+halves = (Attribute("first", str), Attribute("second", str))
+
+
+class Carry(Step[None]):
+    async def execute(self, context: AsyncContext, input: None) -> StepDecision:
+        for half, letter in zip(halves, "ab", strict=True):
+            half.set(context, letter * 3_000_000)
+        return go_to(Look, None)
+
+
+class Look(Step[None]):
+    async def execute(self, context: AsyncContext, input: None) -> StepDecision:
+        return force_complete(" ".join(half.get(context)[-3:] for half in halves))
+
+
+class Carrying(Flow[None]):
+    def get_steps(self) -> StepList[None]:
+        return StepList.start_step(Carry()).other_steps(Look())
+
+    def get_persistence_schema(self) -> PersistenceSchema:
+        return PersistenceSchema.of(*halves)
+
+
+async def test_task_larger_than_a_message(tmp_path: Path) -> None:
+    flow = Carrying()
+    async with _listen(tmp_path, flow) as app:
+        await app.client.start_flow(flow, "f", None)
+        seen = (await app.client.wait_for_flow("f", WAIT)).single_output(str)
+    assert seen == "aaa bbb"
 
 
 async def test_sync_worker(tmp_path: Path) -> None:
