@@ -1,6 +1,6 @@
 """Malformed requests: refused with a clear text, and nothing is stored."""
 
-# mypy: disable-error-code="arg-type"
+# mypy: disable-error-code="arg-type, dict-item"
 # Enums are given numbers that they do not have.
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
+from google.protobuf.message_factory import GetMessageClass
 
 import dex_lite
 from dex_lite._machine.model import RunState
@@ -307,8 +308,151 @@ BAD_CALLS: dict[str, tuple[str, Any, str]] = {
         "has no kind",
     ),
     "history": ("GetHistoryEvents", pb.GetHistoryEventsRequest(flow_id="f"), "run id is needed"),
-    "stream": ("WriteStream", pb.WriteStreamRequest(flow_type="F", flow_id="f"), ""),
+    "history event": (
+        "WaitForHistoryEvent",
+        pb.WaitForHistoryEventRequest(flow_id="f"),
+        "event id from 1",
+    ),
+    "stream value": (
+        "WriteStream",
+        pb.WriteStreamRequest(flow_type="F", flow_id="f", stream_name="s", source="t"),
+        "has no kind",
+    ),
+    "stream source": (
+        "WriteStream",
+        pb.WriteStreamRequest(flow_type="F", flow_id="f", stream_name="s", value=TEXT),
+        "source must not be blank",
+    ),
+    "long stream source": (
+        "WriteStream",
+        pb.WriteStreamRequest(
+            flow_type="F", flow_id="f", stream_name="s", value=TEXT, source="x" * 256
+        ),
+        "at most 255",
+    ),
+    "stream capacity": (
+        "WriteStream",
+        pb.WriteStreamRequest(flow_type="F", flow_id="f", stream_name="s", value=TEXT, source="t"),
+        "stream_capacity_bytes must be positive",
+    ),
+    "long stream name": (
+        "WriteStream",
+        pb.WriteStreamRequest(
+            flow_type="F",
+            flow_id="f",
+            stream_name="s" * 256,
+            value=TEXT,
+            source="t",
+            stream_capacity_bytes=9_000,
+        ),
+        "stream_name has 256 characters",
+    ),
+    "read of no stream": (
+        "ReadStream",
+        pb.ReadStreamRequest(flow_type="F", flow_id="f"),
+        "stream_name must not be empty",
+    ),
+    "list of no page": (
+        "ListStreamMessages",
+        pb.ListStreamMessagesRequest(flow_type="F", flow_id="f", stream_name="s"),
+        "page_size must be between 1 and 1000",
+    ),
+    "deletion's request id": (
+        "DeleteChannelMessage",
+        pb.DeleteChannelMessageRequest(flow_id="f", channel_name="c", request_id="x" * 256),
+        "request id has 256 characters",
+    ),
+    "request id of attributes": (
+        "SetAttributes",
+        pb.SetAttributesRequest(flow_id="f", request_id="x" * 256),
+        "request id has 256 characters",
+    ),
+    "rpc's request id": (
+        "InvokeRPC",
+        pb.InvokeRPCRequest(flow_id="f", rpc_name="r", request_id="x" * 256),
+        "request id has 256 characters",
+    ),
+    "skip": (
+        "SkipTimer",
+        pb.SkipTimerRequest(flow_id="f", step_execution_id="S", timer_condition_index=0),
+        "Step type must not be blank",
+    ),
+    "config": (
+        "UpdateFlowConfig",
+        pb.UpdateFlowConfigRequest(flow_id="f", flow_config=pb.FlowConfig(step_durability=99)),
+        "unknown Step durability 99",
+    ),
+    "query": ("SearchFlows", pb.SearchFlowsRequest(query="no query"), "is not expected here"),
+    "page of flows": ("SearchFlows", pb.SearchFlowsRequest(page_size=-1), "must not be negative"),
+    "index type": (
+        "SyncAttributeIndexes",
+        pb.SyncAttributeIndexRequest(attribute_indexes={"city": 99}),
+        "unknown type 99",
+    ),
+    "index key": (
+        "SyncAttributeIndexes",
+        pb.SyncAttributeIndexRequest(attribute_indexes={"": 1}),
+        "index key must not be blank",
+    ),
+    "travel": ("ResetFlow", pb.ResetFlowRequest(flow_id="f"), "unknown kind of time travel 0"),
+    "travel in time": (
+        "ResetFlow",
+        pb.ResetFlowRequest(flow_id="f", reset_type=2, history_event_time="2026-99-99T00:00:00Z"),
+        "is not a time",
+    ),
+    "travel to no Step": ("ResetFlow", pb.ResetFlowRequest(flow_id="f", reset_type=3), "is needed"),
+    "travel to a method": (
+        "ResetFlow",
+        pb.ResetFlowRequest(flow_id="f", reset_type=4, step_execution_id="S-1", step_method=99),
+        "unknown Step method 99",
+    ),
+    "travel from an attempt": (
+        "ResetFlow",
+        pb.ResetFlowRequest(flow_id="f", reset_type=1, run_attempt=-1),
+        "must not be negative",
+    ),
 }
+# These say nothing that could be malformed.
+SAY_LITTLE = {"GetServerInfo", "HealthCheck", "LoadBlobs"}
+# These only name a Flow and something of it, which is there or is not.
+ONLY_NAME = {
+    "GetAttributes",
+    "GetChannelMessages",
+    "GetFlowState",
+    "GetFlowSummary",
+    "TriggerContinueAsNew",
+}
+METHODS = {
+    method.name: GetMessageClass(method.input_type)
+    for method in pb.DESCRIPTOR.services_by_name["FlowService"].methods
+}
+
+
+def test_every_method_has_its_malformed_calls() -> None:
+    covered = {"StartFlow", *(method for method, _, _ in BAD_CALLS.values())}
+    assert covered | SAY_LITTLE | ONLY_NAME == METHODS.keys()
+
+
+async def test_every_method_that_needs_a_flow_says_that_there_is_none(tmp_path: Path) -> None:
+    good: dict[str, dict[str, Any]] = {
+        "GetHistoryEvents": {"run_id": "r"},
+        "InvokeRPC": {"rpc_name": "r"},
+        "ResetFlow": {"reset_type": 1},
+        "WaitForAttribute": {"match": pb.AttributeMatch(key="k", operand=TEXT, operator=1)},
+        "WaitForHistoryEvent": {"next_internal_event_id": 1},
+        "WaitForStepCompletion": {"step_type": "S", "step_execution_number": "1"},
+    }
+    need_none = {"StartFlow", "WriteStream", "ReadStream", "ListStreamMessages"}
+    asked = 0
+    async with _stub(tmp_path) as stub:
+        for name, message in METHODS.items():
+            if "flow_id" not in message.DESCRIPTOR.fields_by_name or name in need_none:
+                continue
+            asked += 1
+            for flow_id in ("unknown", ""):
+                request = message(flow_id=flow_id, **good.get(name, {}))
+                await _refused(getattr(stub, name), request, grpc.StatusCode.NOT_FOUND)
+    assert asked == len(METHODS) - len(need_none) - 5
 
 
 async def test_malformed_calls_change_nothing(tmp_path: Path) -> None:

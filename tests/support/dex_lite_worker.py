@@ -137,9 +137,11 @@ class FakeStream:
 
     def __init__(self, call: Any) -> None:
         self.call = call
+        self._writing = asyncio.Lock()  # gRPC breaks a call that is written to twice at a time
 
     async def send(self, request: pb.PollWorkerTaskRequest) -> None:
-        await self.call.write(request)
+        async with self._writing:
+            await self.call.write(request)
 
     async def read(self) -> Any:
         """The next frame, or EOF."""

@@ -432,6 +432,9 @@ class Attempts:
     def _stream_write(self, state: RunState, execution_id: str, write: pb.StepStreamWrite) -> None:
         key = StreamKey(state.flow_type, write.stream_name, state.flow_id)
         try:
+            fault = value_fault("the value", write.value, self._engine.options.limits)
+            if fault:
+                raise BadRequest(fault)
             self._engine.streams.append(
                 key,
                 write.value.SerializeToString(),

@@ -1,15 +1,19 @@
-"""What a client changes of a running Flow: its timers, its config, its end."""
+"""What a client changes of a running Flow: its Attributes, messages, timers and config, and its end."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._machine import decide
+from dex_lite._machine.commands import RpcResult, Writes
 from dex_lite._machine.model import TIMEOUT_HANDLER_STEP, KeptSkip
-from dex_lite._wire.errors import invalid
-from dex_lite._wire.limits import config_fault, name_fault, reason_fault
+from dex_lite._room import check_room
+from dex_lite._wire.errors import invalid, message_missing
+from dex_lite._wire.limits import config_fault, name_fault, reason_fault, request_id_fault
 from dex_lite._wire.starts import changed_config
 
 if TYPE_CHECKING:
@@ -21,6 +25,75 @@ _STOPS: dict[int, Literal["cancel", "terminate", "fail"]] = {
     pb.STOP_TYPE_TERMINATE: "terminate",
     pb.STOP_TYPE_FAIL: "fail",
 }
+
+
+async def set_attributes(engine: Engine, request: pb.SetAttributesRequest) -> None:
+    """Write Attributes; a repeated request acts once."""
+    run = engine.find_open(request.flow_id, request.run_id)
+    if fault := request_id_fault(request.request_id, engine.options.limits):
+        raise invalid(fault)
+    written = engine.reader.attributes(request.attributes)
+    result = RpcResult(attributes=written.values, indexes=written.indexes, secrets=written.secrets)
+    fingerprint = _fingerprint(request.attributes)
+    known = run.state.rpc_answers.get(request.request_id)
+    if known is None:
+        check_room(run.state, engine.options.limits, result)
+        turn = engine.turn(run)
+        decide.apply_rpc(
+            turn,
+            "",
+            result,
+            rpc_input=b"",
+            worker_id="",
+            request_id=request.request_id,
+            fingerprint=fingerprint,
+            is_set_attributes=True,
+        )
+        engine.store(run, turn)
+    elif known.fingerprint not in ("", fingerprint):  # earlier releases kept none
+        raise invalid(
+            f"request id {request.request_id!r} was used for another call or other values"
+        )
+    await engine.settled(run)
+
+
+def _fingerprint(writes: Iterable[pb.AttributeWrite]) -> str:
+    """What tells one call from another. Of a hard-delete value nothing is kept, so also no hash."""
+    digest = hashlib.sha256(b"SetAttributes")
+    for write in writes:
+        kept = pb.AttributeWrite()
+        kept.CopyFrom(write)
+        if write.is_hard_delete_on_null:
+            kept.ClearField("value")
+        data = kept.SerializeToString(deterministic=True)
+        digest.update(b"%d:" % len(data) + data)
+    return digest.hexdigest()
+
+
+async def publish(engine: Engine, request: pb.PublishToChannelRequest) -> None:
+    """Publish messages, all or none."""
+    run = engine.find_open(request.flow_id, request.run_id)
+    published = engine.reader.publications(request.messages)
+    check_room(run.state, engine.options.limits, Writes(published=published))
+    turn = engine.turn(run)
+    decide.publish(turn, published)
+    await engine.durable(engine.store(run, turn))
+
+
+async def delete_message(engine: Engine, request: pb.DeleteChannelMessageRequest) -> None:
+    """Delete a message; a repeated request acts once."""
+    run = engine.find_open(request.flow_id, request.run_id)
+    if fault := request_id_fault(request.request_id, engine.options.limits):
+        raise invalid(fault)
+    if run.state.deleted_by(request.request_id) not in (None, True, request.message_id):
+        raise invalid(f"request id {request.request_id!r} was used for another message")
+    turn = engine.turn(run)
+    if not decide.delete_message(
+        turn, request.channel_name, request.message_id, request.request_id
+    ):
+        raise message_missing(request.channel_name, request.message_id)
+    engine.store(run, turn)
+    await engine.settled(run)
 
 
 async def stop(engine: Engine, request: pb.StopFlowRequest) -> None:

@@ -23,9 +23,6 @@ from dex_lite._errors import (
     StreamOverCapacity,
     StreamTokenError,
 )
-from dex_lite._machine import decide
-from dex_lite._machine.commands import RpcResult, Writes
-from dex_lite._room import check_room
 from dex_lite._search_flows import search
 from dex_lite._stream_log import Message, StreamKey
 from dex_lite._time_travel import reset
@@ -37,7 +34,7 @@ from dex_lite._wire.errors import (
     refuse,
     unavailable,
 )
-from dex_lite._wire.limits import value_fault
+from dex_lite._wire.limits import name_fault, value_fault
 from dex_lite._wire.options import BadRequest
 
 _LOGGER = logging.getLogger("dex_lite")
@@ -176,50 +173,20 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
             for key in attributes if request.all_keys else request.keys:
                 if key in attributes:
                     response.attributes.add(key=key).value.ParseFromString(attributes[key])
-            if response.ByteSize() > self._engine.options.limits.task:
-                raise invalid("these Attributes are larger than a client can receive; name fewer")
+            self._check_size(response, "these Attributes", "name fewer")
             return response
 
         return await _answer(context, work())
 
     async def SetAttributes(self, request: pb.SetAttributesRequest, context: Context) -> Empty:
-        async def work() -> Empty:
-            run = self._engine.find_open(request.flow_id, request.run_id)
-            written = self._engine.reader.attributes(request.attributes)
-            result = RpcResult(
-                attributes=written.values, indexes=written.indexes, secrets=written.secrets
-            )
-            check_room(run.state, self._engine.options.limits, result)
-            if request.request_id not in run.state.rpc_answers:
-                turn = self._engine.turn(run)
-                decide.apply_rpc(
-                    turn,
-                    "",
-                    result,
-                    rpc_input=b"",
-                    worker_id="",
-                    request_id=request.request_id,
-                    is_set_attributes=True,
-                )
-                self._engine.store(run, turn)
-            await self._engine.settled(run)
-            return Empty()
-
-        return await _answer(context, work())
+        await _answer(context, _controls.set_attributes(self._engine, request))
+        return Empty()
 
     async def PublishToChannel(
         self, request: pb.PublishToChannelRequest, context: Context
     ) -> Empty:
-        async def work() -> Empty:
-            run = self._engine.find_open(request.flow_id, request.run_id)
-            published = self._engine.reader.publications(request.messages)
-            check_room(run.state, self._engine.options.limits, Writes(published=published))
-            turn = self._engine.turn(run)
-            decide.publish(turn, published)
-            await self._engine.durable(self._engine.store(run, turn))
-            return Empty()
-
-        return await _answer(context, work())
+        await _answer(context, _controls.publish(self._engine, request))
+        return Empty()
 
     async def GetChannelMessages(
         self, request: pb.GetChannelMessagesRequest, context: Context
@@ -233,6 +200,7 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
                     channel_name=request.channel_name, message_id=message.message_id
                 )
                 added.value.ParseFromString(message.value)
+            self._check_size(response, "these messages", "consume or delete some first")
             return response
 
         return await _answer(context, work())
@@ -240,21 +208,8 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
     async def DeleteChannelMessage(
         self, request: pb.DeleteChannelMessageRequest, context: Context
     ) -> Empty:
-        async def work() -> Empty:
-            run = self._engine.find_open(request.flow_id, request.run_id)
-            turn = self._engine.turn(run)
-            if not decide.delete_message(
-                turn, request.channel_name, request.message_id, request.request_id
-            ):
-                raise ServiceError(
-                    grpc.StatusCode.NOT_FOUND,
-                    f"Channel {request.channel_name!r} has no message {request.message_id!r}",
-                    pb.ERROR_SUB_STATUS_CHANNEL_MESSAGE_NOT_FOUND,
-                )
-            await self._engine.durable(self._engine.store(run, turn))
-            return Empty()
-
-        return await _answer(context, work())
+        await _answer(context, _controls.delete_message(self._engine, request))
+        return Empty()
 
     async def LoadBlobs(
         self, request: pb.LoadBlobsRequest, context: Context
@@ -265,12 +220,20 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
 
         return await _answer(context, work())
 
+    def _check_size(self, response: Any, what: str, way_out: str) -> None:
+        if response.ByteSize() > self._engine.options.limits.task:
+            raise invalid(f"{what} are larger than a client can receive; {way_out}")
+
     # Streams
 
     async def WriteStream(self, request: pb.WriteStreamRequest, context: Context) -> Empty:
         async def work() -> Empty:
             self._engine.check_running()
-            if fault := value_fault("the value", request.value, self._engine.options.limits):
+            limits = self._engine.options.limits
+            fault = value_fault("the value", request.value, limits) or name_fault(
+                "source", request.source, limits, forbidden=""
+            )
+            if fault:
                 raise invalid(fault)
             self._engine.streams.append(
                 StreamKey(request.flow_type, request.stream_name, request.flow_id),

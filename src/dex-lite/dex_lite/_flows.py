@@ -17,6 +17,7 @@ from dex_lite._machine.turn import end_of
 from dex_lite._records import RunRow
 from dex_lite._room import check_open_flows
 from dex_lite._search._fields import IndexTypeError
+from dex_lite._search._terms import TYPE_NAMES
 from dex_lite._timers import now_ms
 from dex_lite._wire.errors import ServiceError, flow_missing, invalid
 from dex_lite._wire.history import HistoryReader
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _FACTS_A_READ = 2_000
 _PAGE_EVENTS = 100
+_LONGEST_NUMBER = 18  # digits that 64 bits hold
 
 
 async def start(engine: Engine, request: pb.StartFlowRequest) -> pb.StartFlowResponse:
@@ -281,10 +283,7 @@ async def history(
     row = await engine.find_any(request.flow_id, request.run_id)
     first = request.start_internal_event_id
     if request.next_page_token:
-        try:
-            first = int(request.next_page_token)
-        except ValueError:
-            raise invalid("the page token is not one of this call") from None
+        first = _event_of(request.next_page_token)
     if first < 0 or request.estimate_page_size < 0:
         raise invalid("event ids and page sizes must not be negative")
     response = pb.GetHistoryEventsResponse(next_internal_event_id=max(first, 1))
@@ -299,12 +298,24 @@ async def history(
                 continue
             size += event.ByteSize() + 8
             is_full = len(response.events) >= (request.estimate_page_size or _PAGE_EVENTS)
-            if response.events and (is_full or size > engine.options.limits.task):
+            if size > engine.options.limits.task and not response.events:
+                raise invalid(
+                    f"event {event.event_id} of Flow {request.flow_id!r} is larger than a client can "
+                    f"receive; go on behind it with start_internal_event_id={event.event_id + 1}"
+                )
+            if is_full or size > engine.options.limits.task:
                 response.next_page_token = str(event.event_id).encode()
                 return response
             response.events.append(event)
             response.next_internal_event_id = event.event_id + 1
     return response
+
+
+def _event_of(token: bytes) -> int:
+    """The event at which a page begins."""
+    if not token.isdigit() or len(token) > _LONGEST_NUMBER:
+        raise invalid("the page token is not one of this call")
+    return int(token)
 
 
 async def wait_for_event(
@@ -339,9 +350,11 @@ async def wait_for_event(
 async def sync_index_types(engine: Engine, types: dict[str, int]) -> None:
     """Make the indexes that a Worker's Flows need."""
     engine.check_running()
-    for name in types:
+    for name, index_type in types.items():
         if fault := name_fault("index key", name, engine.options.limits, forbidden=""):
             raise invalid(fault)
+        if index_type not in TYPE_NAMES:
+            raise invalid(f"index {name!r} has the unknown type {index_type}")
     limit = engine.options.limits.indexes
     if len(engine.indexes.types.keys() | types.keys()) > limit:
         raise ServiceError(

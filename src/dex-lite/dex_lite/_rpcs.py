@@ -19,8 +19,14 @@ from dex_lite._machine.turn import Turn
 from dex_lite._room import check_room
 from dex_lite._timers import now_ms
 from dex_lite._wire.blobs import TaskTooLarge, encoded_task
-from dex_lite._wire.errors import ServiceError, flow_missing, invalid, worker_failure
-from dex_lite._wire.limits import name_fault
+from dex_lite._wire.errors import (
+    ServiceError,
+    flow_missing,
+    invalid,
+    message_missing,
+    worker_failure,
+)
+from dex_lite._wire.limits import name_fault, request_id_fault
 from dex_lite._wire.options import BadRequest, check_lock_keys, encoded_value
 from dex_lite._wire.tasks import rpc_task, take_snapshot
 from dex_lite._worker_slot import Task, TaskSlot
@@ -175,6 +181,8 @@ async def invoke(engine: Engine, request: pb.InvokeRPCRequest) -> pb.InvokeRPCRe
     row = await engine.find_any(request.flow_id, request.run_id)
     if fault := name_fault("RPC name", request.rpc_name, engine.options.limits, forbidden=""):
         raise invalid(fault)
+    if fault := request_id_fault(request.request_id, engine.options.limits):
+        raise invalid(fault)
     if request.timeout_seconds < 0:
         raise invalid("an RPC timeout must not be negative")
     try:
@@ -259,11 +267,7 @@ async def _run_strictly(
         raise flow_missing(request.flow_id, "is closed")
     missing = decide.missing_deletion(Turn(run.state, now_ms()), result)
     if missing is not None:
-        raise ServiceError(
-            grpc.StatusCode.NOT_FOUND,
-            f"Channel {missing[0]!r} has no message {missing[1]!r}",
-            pb.ERROR_SUB_STATUS_CHANNEL_MESSAGE_NOT_FOUND,
-        )
+        raise message_missing(*missing)
     if result.has_effects or request.request_id:
         commit = _commit(engine, run, task, request, rpc_input, result, fingerprint=fingerprint)
         await engine.durable(commit)

@@ -141,6 +141,7 @@ class StreamLog:
 
     def append(self, key: StreamKey, value: bytes, source: str, capacity: int, now_ms: int) -> None:
         """Add a message; it joins the next commit and can be read at once."""
+        self._check_names(key)
         cost = _check_message(key, value, source, capacity)
         writes: list[Write] = []
         group = self._groups.get(key[:2])
@@ -164,6 +165,14 @@ class StreamLog:
         for waiter in self._waiters.pop(key, ()):
             if not waiter.done():
                 waiter.set_result(None)
+
+    def _check_names(self, key: StreamKey) -> None:
+        for field, name in zip(key._fields, key, strict=True):
+            if len(name) > self._limits.name:
+                raise StreamArgumentError(
+                    f"{field} has {len(name)} characters, at most {self._limits.name} are allowed. "
+                    "Shorten it"
+                )
 
     def _check_room(self, group: _Group | None, capacity: int) -> None:
         limits = self._limits

@@ -457,12 +457,12 @@ def publish(turn: Turn, messages: tuple[tuple[str, Value], ...]) -> bool:
 
 def delete_message(turn: Turn, channel: str, message_id: str, request_id: str) -> bool:
     """A client deletes a message; ``False`` if it is not there and the request is not a repeat."""
-    if request_id and request_id in turn.state.deletions_done:
+    if turn.state.deleted_by(request_id) in (True, message_id):
         return True
     if not any(m.message_id == message_id for m in turn.state.channels.get(channel, ())):
         return False
     turn.delete(((channel, message_id),))
-    turn.emit(ExternallyDeleted(turn.now_ms, request_id))
+    turn.emit(ExternallyDeleted(turn.now_ms, request_id, message_id))
     turn.settle()
     return True
 

@@ -237,6 +237,7 @@ class ExternallyPublished(Fact, frozen=True, tag="xpub"):
 class ExternallyDeleted(Fact, frozen=True, tag="xdel"):
     at: int
     request_id: str = ""
+    message_id: str = ""
 
 
 class RunForked(Fact, frozen=True, tag="fork"):

@@ -319,7 +319,7 @@ def _answered(state: RunState, fact: RpcAnswered) -> None:
 
 def _externally_deleted(state: RunState, fact: ExternallyDeleted) -> None:
     if fact.request_id:
-        state.deletions_done[fact.request_id] = True
+        state.deletions_done[fact.request_id] = fact.message_id or True
         if len(state.deletions_done) > RPC_ANSWERS_KEPT:
             del state.deletions_done[next(iter(state.deletions_done))]
 

@@ -312,7 +312,9 @@ class RunState(msgspec.Struct):
     outputs: list[Output] = msgspec.field(default_factory=list)
     is_completing: bool = False  # a graceful completion was asked for
     rpc_answers: dict[str, RpcAnswer] = msgspec.field(default_factory=dict)
-    deletions_done: dict[str, bool] = msgspec.field(default_factory=dict)
+    deletions_done: dict[str, bool | str] = msgspec.field(
+        default_factory=dict
+    )  # message by request
     fact_count: int = 0
     last_event: int = 0  # number of the last fact that is an event of the history
     message_count: int = 0  # messages ever published, for their ids
@@ -342,6 +344,10 @@ class RunState(msgspec.Struct):
             if step.has_locks
             for key in step.method_options.locks
         }
+
+    def deleted_by(self, request_id: str) -> bool | str | None:
+        """Which message a client's request deleted; ``True`` if an earlier release did not keep that."""
+        return self.deletions_done.get(request_id) if request_id else None
 
     def has_ended(self, step_type: str, number: int) -> bool:
         """Whether that execution was scheduled once and is over."""

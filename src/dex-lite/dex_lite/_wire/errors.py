@@ -71,6 +71,15 @@ def flow_missing(flow_id: str, what: str = "does not exist") -> ServiceError:
     )
 
 
+def message_missing(channel: str, message_id: str) -> ServiceError:
+    """A message that was to be deleted is not there."""
+    return ServiceError(
+        grpc.StatusCode.NOT_FOUND,
+        f"Channel {channel!r} has no message {message_id!r}",
+        pb.ERROR_SUB_STATUS_CHANNEL_MESSAGE_NOT_FOUND,
+    )
+
+
 def long_poll_over(message: str) -> ServiceError:
     """A wait came to the end of its time; the SDK may ask again."""
     return ServiceError(

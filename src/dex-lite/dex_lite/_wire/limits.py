@@ -81,6 +81,11 @@ def name_fault(kind: str, name: str, limits: Limits, *, forbidden: str = "/$:") 
     return None
 
 
+def request_id_fault(request_id: str, limits: Limits) -> str | None:
+    """What is wrong with a request id, or ``None``; a call may come without one."""
+    return name_fault("request id", request_id, limits, forbidden="") if request_id else None
+
+
 def reason_fault(reason: str, limits: Limits) -> str | None:
     """What is wrong with a client's reason, or ``None``."""
     size = len(reason.encode())

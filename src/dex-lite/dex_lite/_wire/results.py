@@ -107,6 +107,8 @@ class ResultReader:
             elif decision.close_decision.HasField("close_input"):
                 value = self._output(decision.close_decision.close_input)
         self._check_decision(decision, close)
+        if close == "dead_end" and value is not None:
+            raise BadRequest("a dead end must not have an output")
         written = self.attributes(result.upsert_attributes)
         left = pb.StepExecuteCompletedOutput(record_events=result.record_events)
         if close != "none":
@@ -139,6 +141,9 @@ class ResultReader:
         unique("cancelled Step types", decision.cancel_step_types)
         written = self.attributes(result.upsert_attributes)
         left = pb.RpcExecutionCompletedEvent(record_events=result.record_events)
+        left.step_decision.cancel_step_types.extend(decision.cancel_step_types)
+        if result.HasField("output"):
+            left.output.CopyFrom(result.output)
         return RpcResult(
             value=encoded_value(
                 "RPC output", result.output, self.limits, result.HasField("output")
@@ -221,6 +226,9 @@ class ResultReader:
             if not names or not all(names) or not decision.next_steps:
                 raise BadRequest("a conditional completion needs Channels and fallback Steps")
             unique("conditional Channels", names)
+            for name in names:
+                if fault := name_fault("conditional Channel", name, self.limits, forbidden="/"):
+                    raise BadRequest(fault)
         if close == "fail" and decision.close_decision.close_input.WhichOneof("kind") not in (
             None,
             "string_value",
