@@ -79,8 +79,8 @@ async def _call(engine: Frames, method: Any, request: Any) -> grpc.StatusCode:
     return code
 
 
-# Of what is not there: a blob, an answer of a Worker, an Attribute that matches, a message.
-NEVER_WELL = {"LoadBlobs", "InvokeRPC", "WaitForAttribute", "DeleteChannelMessage"}
+# Of what is not there: an answer of a Worker, an Attribute that matches, a message.
+NEVER_WELL = {"InvokeRPC", "WaitForAttribute", "DeleteChannelMessage"}
 
 
 def _is_clean(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -260,7 +260,7 @@ async def test_task_and_answer_that_are_too_large(tmp_path: Path) -> None:
     async with frames(tmp_path) as engine:
         worker = await engine.worker()
         await engine.start("")
-        await engine.publish(*(message("c", "x" * 1_500_000) for _ in range(3)))
+        await engine.publish(*(message("c", "x" * 50_000) for _ in range(90)))  # no blobs
         error = await refusal(engine.invoke(load_channel_names=["c"]))
         assert error.what == WORKER_ERROR
         assert error.details.original_worker_error_type == "TASK_TOO_LARGE"
