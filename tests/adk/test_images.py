@@ -189,6 +189,21 @@ async def test_a_lost_image_fails_the_model_call(tmp_path: Path) -> None:
     assert world.requests == []
 
 
+async def test_a_store_that_gives_no_bytes_is_named(tmp_path: Path) -> None:
+    class Wrong(LocalDirectoryMediaStore):
+        async def get_image(self, uri: str) -> Any:
+            return None
+
+    world = World([text("unreached")])
+    runner: Any = AdkAgentRunner(agent(world, RESULTS["bare"]), media_store=Wrong(tmp_path))
+    driver = Driver(runner, world)
+    reference = ImageReference("dex-media-local:" + "0" * 64, "image/png")
+    driver.build_message = lambda said: runner.build_user_message_with_images(said, [reference])
+    with pytest.raises(ModelCallError, match="get_image of the media store gave a NoneType"):
+        await driver.turn("look")
+    assert world.requests == []
+
+
 async def test_images_through_a_real_session(tmp_path: Path) -> None:
     store = LocalDirectoryMediaStore(tmp_path / "media")
     world = World(SCRIPT)

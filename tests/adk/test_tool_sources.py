@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from google.adk.agents.llm_agent import LlmAgent
@@ -434,7 +434,16 @@ def test_step_options_are_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    "listed", [[object()], [SourceTool(" ", "", {})]], ids=["wrong type", "no name"]
+    "listed",
+    [
+        [object()],
+        [SourceTool(" ", "", {})],
+        [SourceTool(cast(Any, 7), "", {})],
+        [SourceTool("look", cast(Any, None), {})],
+        [SourceTool("look", "", cast(Any, None))],
+        [SourceTool("look", "", {"properties": object()})],
+    ],
+    ids=["wrong type", "no name", "number", "no description", "no schema", "no JSON"],
 )
 async def test_a_listing_that_is_none_offers_nothing(listed: Any) -> None:
     class Broken(ScriptedSource):
@@ -444,3 +453,50 @@ async def test_a_listing_that_is_none_offers_nothing(listed: Any) -> None:
     world = World([text("done")])
     await driver_of(world, Broken()).turn("go")
     assert offered(world, 0) == ["own"]
+
+
+def _raise_at_once() -> Any:
+    raise ConnectionError("refused")
+
+
+def _exit() -> Any:
+    raise SystemExit(3)
+
+
+def _raise_group() -> Any:
+    raise BaseExceptionGroup("several", [SystemExit(3)])
+
+
+@pytest.mark.parametrize("list_tools", [list, _raise_at_once, _exit, _raise_group])
+async def test_a_source_that_lists_without_a_coroutine(
+    list_tools: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = ScriptedSource(["lost"], name="broken")
+    broken.list_tools = list_tools  # type: ignore[method-assign]
+    world = World([text("done")])
+    with caplog.at_level(logging.WARNING, "dex_agents"):
+        await driver_of(world, broken, ScriptedSource()).turn("go")
+    assert offered(world, 0) == ["own", "look"]
+    assert "the tool source broken could not list" in caplog.text
+
+
+async def test_a_source_that_cannot_say_how_to_run_a_call_is_named() -> None:
+    def fails(name: str, arguments: Any = None) -> Any:
+        raise KeyError("price")
+
+    def gives(value: Any) -> Callable[..., Any]:
+        return lambda *_: value
+
+    wrong: list[tuple[str, Callable[..., Any], str]] = [
+        ("build_tool_call", fails, "KeyError: 'price'"),
+        ("build_tool_call", gives(None), "build_tool_call gave a NoneType"),
+        ("build_tool_call", gives(SourceToolCall(cast(Any, "read"))), "not a ToolEffect"),
+        ("tool_call_step_options", gives(None), "tool_call_step_options gave a NoneType"),
+    ]
+    for method, replaced, why in wrong:
+        source = ScriptedSource()
+        setattr(source, method, replaced)
+        driver = driver_of(World([[call("look", id="1")]]), source)
+        with pytest.raises(ToolSourceError, match=f"'shelf' cannot say how to run 'look': .*{why}"):
+            await driver.turn("go")
+        assert not source.executions

@@ -111,6 +111,11 @@ class ImageLoader:
             data = await self.store.get_image(uri)
         except Exception as error:
             raise ModelCallError(f"an image of the session could not be read: {error}") from error
+        if not isinstance(data, bytes):
+            raise ModelCallError(
+                "an image of the session could not be read: get_image of the media store gave a "
+                f"{type(data).__name__} instead of bytes"
+            )
         self._cache[uri] = data
         self._cached += len(data)
         while self._cached > _CACHE_BYTES and len(self._cache) > 1:

@@ -17,15 +17,17 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from dex_agents._contract import DeferredToolExecution, Json, ToolExecutionResult
-from dex_agents._effects import ToolPolicy
+from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents._errors import (
+    AgentError,
     AgentTurnError,
     ToolNotStartedError,
     ToolOutcomeUnknownError,
     ToolSourceError,
 )
+from dex_agents._session.failures import describe
 from dex_agents._tool_sources.catalog import ListedTool, ToolSourceCatalog
-from dex_agents._tool_sources.contract import SourceTool
+from dex_agents._tool_sources.contract import SourceTool, SourceToolCall, ToolCallStepOptions
 from dex_agents_google_adk._attempt import Attempt, current_attempt
 from dex_agents_google_adk._json import to_json
 from dex_agents_google_adk._open_response import DeferredCall
@@ -204,10 +206,9 @@ class SourceTools:
 
         Raises:
             ToolExecutionError: Its source refuses it.
+            ToolSourceError: Its source cannot say how to run it.
         """
-        source = self.catalog.by_name[tool.source_name]
-        call = source.build_tool_call(tool.name, arguments)
-        options = source.tool_call_step_options(tool.name)
+        call, options = self._ask(tool, arguments)
         policy = self.policies.get(tool.name)
         asks = policy.requires_approval if policy is not None else None
         return DeferredCall(
@@ -225,6 +226,25 @@ class SourceTools:
             },
             framework_data={_SOURCE_KEY: [tool.source_name, call.data]},
         )
+
+    def _ask(
+        self, tool: OfferedTool, arguments: Mapping[str, Json]
+    ) -> tuple[SourceToolCall, ToolCallStepOptions]:
+        source = self.catalog.by_name[tool.source_name]
+        try:
+            call = source.build_tool_call(tool.name, arguments)
+            options = source.tool_call_step_options(tool.name)
+        except AgentError:
+            raise
+        except Exception as error:
+            raise _undecided(tool, describe(error)) from error
+        if not isinstance(call, SourceToolCall):
+            raise _undecided(tool, f"build_tool_call gave a {type(call).__name__}")
+        if not isinstance(call.effect, ToolEffect):
+            raise _undecided(tool, f"the effect is {call.effect!r}, not a ToolEffect")
+        if not isinstance(options, ToolCallStepOptions):
+            raise _undecided(tool, f"tool_call_step_options gave a {type(options).__name__}")
+        return call, options
 
     @staticmethod
     def owns(call: DeferredToolExecution) -> bool:
@@ -260,6 +280,12 @@ class SourceTools:
 
 def _offered(listed: ListedTool) -> OfferedTool:
     return OfferedTool(listed.source.source_name, listed.tool)
+
+
+def _undecided(tool: OfferedTool, why: str) -> ToolSourceError:
+    return ToolSourceError(
+        f"the tool source {tool.source_name!r} cannot say how to run {tool.name!r}: {why}"
+    )
 
 
 def _seconds(duration: timedelta | None) -> int | None:

@@ -10,6 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 from dex_agents._errors import ToolSourceError
+from dex_agents._session.encoding import EncodingError, encode
+from dex_agents._session.failures import MAX_DETAIL_BYTES, RUNNER_FAILURES, message_of
 from dex_agents._session.options import check_duration
 from dex_agents._tool_sources.contract import SourceTool, ToolSource
 
@@ -114,7 +116,7 @@ class ToolSourceCatalog:
     async def _list(self, source: ToolSource) -> Sequence[SourceTool]:
         name = source.source_name
         # A task of its own: a client library that swallows a cancellation must not hold us up.
-        task = asyncio.ensure_future(source.list_tools())
+        task = asyncio.ensure_future(_list_checked(source))
         try:
             done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
         except asyncio.CancelledError:
@@ -130,14 +132,14 @@ class ToolSourceCatalog:
             )
             return ()
         try:
-            return _checked(task.result())
-        except (Exception, asyncio.CancelledError) as error:
+            return task.result()
+        except (*RUNNER_FAILURES, asyncio.CancelledError) as error:
             _LOGGER.warning(
                 "the tool source %s could not list its tools (%s: %s); the model call goes on "
                 "without them",
                 name,
                 type(error).__name__,
-                error,
+                message_of(error, MAX_DETAIL_BYTES),
             )
             return ()
 
@@ -153,10 +155,20 @@ class ToolSourceCatalog:
             task.exception()
 
 
-def _checked(tools: Sequence[SourceTool]) -> Sequence[SourceTool]:
+async def _list_checked(source: ToolSource) -> Sequence[SourceTool]:
+    """A listing in which everything can be offered; whatever is wrong with it is raised in here."""
+    tools = await source.list_tools()
     for tool in tools:
         if not isinstance(tool, SourceTool):
             raise TypeError(f"it listed a {type(tool).__name__} instead of a SourceTool")
-        if not tool.name.strip():
+        if not isinstance(tool.name, str) or not tool.name.strip():
             raise ValueError("it listed a tool without a name")
+        if not isinstance(tool.description, str):
+            raise TypeError(f"the description of {tool.name!r} is no str")
+        if not isinstance(tool.input_schema, Mapping):
+            raise TypeError(f"the input_schema of {tool.name!r} is no mapping")
+        try:
+            encode(dict(tool.input_schema))
+        except EncodingError as error:
+            raise ValueError(f"the input_schema of {tool.name!r} is {error}") from error
     return tools
