@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support import prefork
-from support.requirements import REQUIREMENTS_FILE, ProofOfRequirements
+from support.requirements import REQUIREMENTS_FILE, ProofOfRequirements, other_rows
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,4 +24,4 @@ def pytest_configure(config: pytest.Config) -> None:
     """Watch how every test ends, and start the processes of tests fast."""
     prefork.install()
     outcomes_file = config.getoption("--outcomes")
-    config.pluginmanager.register(ProofOfRequirements(REQUIREMENTS_FILE, outcomes_file))
+    config.pluginmanager.register(ProofOfRequirements(REQUIREMENTS_FILE, outcomes_file, other_rows))

@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import sqlite3
+import uuid
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ from dex import (
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
 
-from dex_lite import EngineOptions, _schema
+from dex_lite import EngineOptions, _journal, _schema
 from dex_lite._journal_sql import BatchWriter
 from dex_lite._records import PutRun, PutSecret, RunRow
 from dex_lite_samples import App, serve
@@ -314,6 +315,26 @@ async def test_the_log_of_a_killed_engine_is_cut_when_the_next_one_starts(tmp_pa
     assert _traces(killed, FIRST)
     async with serve(killed, flow) as app:
         await _until_no_trace(app, killed, FIRST)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+async def test_the_log_of_an_engine_that_is_never_idle_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
+    """After some seconds of work, here at once; and nothing else would have done it."""
+    monkeypatch.setattr(_journal, "_IDLE_BEFORE_CHECKPOINT_S", 3_600.0)
+    monkeypatch.setattr(_journal, "_LONGEST_IN_LOG_S", 0.0 if is_cut else 3_600.0)
+    flow = Keeper()
+    async with serve(tmp_path, flow) as app:
+        await app.client.start_flow(flow, "f", "wait", _with_token())
+        await app.call(flow.drop, "f")
+        for _ in range(3):  # it works on
+            await app.client.start_flow(flow, uuid.uuid4().hex, "wait")
+        if is_cut:
+            await _until_no_trace(app, tmp_path, FIRST)
+        else:
+            assert _traces(tmp_path, FIRST)
+    assert not _traces(tmp_path, FIRST)
 
 
 def test_no_row_leaves_a_copy_where_it_was(tmp_path: Path) -> None:

@@ -431,3 +431,36 @@ def test_rpc_on_a_closed_flow_changes_nothing() -> None:
     result = RpcResult(attributes=(("k", b"v"),))
     assert not m.do(decide.apply_rpc, "write", result, rpc_input=b"", worker_id="w")
     assert m.state.attributes == {}
+
+
+def test_waits_are_met_in_the_order_of_their_steps() -> None:
+    """Each sees what those before it have left, whoever began to wait first."""
+    m = Machine()
+    m.execute("S-1", next_steps=tuple(Movement(name, b"") for name in "ABC"))
+    wait = Condition("all", channels=(ChannelCondition("", "a"),))
+    for execution_id in ("C-1", "B-1", "A-1"):
+        m.wait_for(execution_id, wait)
+    m.publish("a", "1", "2")
+    taken = {key: [t.values for t in step.consumed] for key, step in m.state.steps.items()}
+    assert taken == {"A-1": [(b"1",)], "B-1": [(b"2",)], "C-1": []}
+    assert m.ready() == ["A-1", "B-1"]
+
+
+def test_locks_are_held_again_after_a_restart_and_free_while_a_step_waits() -> None:
+    m = Machine()
+    held = MethodOptions(locks=("x",))
+    options = StepOptions(wait_for=held, execute=held)
+    m.execute(
+        "S-1", next_steps=(Movement("W", b"", options), *moves("A", options=skip(locks=("x",))))
+    )
+    m.begin("W-1")
+    assert m.ready() == []
+    turn = m.turn()
+    decide.recover(turn)
+    # The method that was at work has its lock still, and begins again.
+    assert m.ready() == ["W-1"]
+    m.wait_for("W-1", Condition("all", channels=(ChannelCondition("", "c"),)))
+    assert m.ready() == ["A-1"]  # nothing is held while it waits
+    m.begin("A-1")
+    m.publish("c", "1")
+    assert m.ready() == []  # its Execute needs the lock anew

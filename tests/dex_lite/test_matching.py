@@ -230,6 +230,18 @@ async def test_task_waits_for_a_worker_and_rpcs_go_first(engine: Engine) -> None
     assert order == ["c", "e", "a", "d"]
 
 
+async def test_a_stream_has_one_task_at_a_time(engine: Engine) -> None:
+    stream = await engine.worker().open_registered()
+    for name in ("one", "two"):
+        engine.matcher.offer(step(name))
+    first = await stream.expect_task()
+    await stream.send(heartbeat(first))
+    await engine.host.next("frame")
+    assert engine.host.count("begin") == 1
+    await stream.send(result(first))
+    assert await stream.expect_task() != first
+
+
 async def test_flow_types_do_not_mix(engine: Engine) -> None:
     other = await engine.worker("worker-2", "Other").open_registered()
     engine.matcher.offer(step())

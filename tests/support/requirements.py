@@ -1,4 +1,4 @@
-"""Reads the table of docs/requirements.md and checks that the tests it names exist and passed.
+"""Reads the tables of requirements, protocol rules and promises, and checks that the tests they name exist and passed.
 
 A suite that runs in parts passes ``--outcomes FILE`` to each pytest, then ``python -m
 support.requirements FILE …`` judges all of them together.
@@ -10,7 +10,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +18,11 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 REQUIREMENTS_FILE = REPOSITORY / "docs" / "requirements.md"
+PROTOCOL_FILE = REPOSITORY / "docs" / "design" / "dex-lite-protocol.md"
+DURABILITY_FILE = REPOSITORY / "docs" / "guide" / "dex-lite-durability.md"
 ROW_IDS = tuple(f"R{number:03}" for number in range(1, 307))
 STATES = ("done", "part", "open")
+_ROW_ID = re.compile(r"R\d{3}|P\d+(\.\d+)*")
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,12 @@ def read_rows(path: Path) -> list[RequirementRow]:
     """All rows of the table, in order; a line that starts like a row but is none is refused."""
     rows = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not re.match(r"\s*\|\s*R\d", line):
+        if not re.match(r"\s*\|\s*[RP]\d", line):
             continue
         cells = [
             cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")
         ]
-        if len(cells) != 4 or not re.fullmatch(r"R\d{3}", cells[0]):
+        if len(cells) != 4 or not _ROW_ID.fullmatch(cells[0]):
             raise ValueError(f"{path.name}:{number} is not | id | requirement | state | tests |")
         names = re.findall(r"`([^`]+)`", cells[3])
         if ", ".join(f"`{name}`" for name in names) != cells[3]:
@@ -50,14 +53,37 @@ def read_rows(path: Path) -> list[RequirementRow]:
     return rows
 
 
-def faults(rows: Sequence[RequirementRow], root: Path) -> list[str]:
+def read_promises(path: Path) -> list[RequirementRow]:
+    """Rows of the table ``| Promise | Test |`` of a guide; the promise is their id."""
+    lines = path.read_text().splitlines()
+    start = lines.index("| Promise | Test |")
+    rows = []
+    for line in lines[start + 2 : lines.index("", start)]:
+        promise, tests = (cell.strip() for cell in line.strip("|").rsplit("|", 1))
+        rows.append(
+            RequirementRow(promise, promise, "done", tuple(re.findall(r"`([^`]+)`", tests)))
+        )
+    return rows
+
+
+def other_rows() -> list[RequirementRow]:
+    """Rows beside those of the requirements whose tests have to pass, too."""
+    return [*read_rows(PROTOCOL_FILE), *read_promises(DURABILITY_FILE)]
+
+
+def faults(
+    rows: Sequence[RequirementRow], root: Path, expected: Sequence[str] = ROW_IDS
+) -> list[str]:
     """What is wrong with the table itself: ids, states, tests that do not exist."""
     found = []
     ids = [row.row_id for row in rows]
-    if tuple(ids) != ROW_IDS:
-        missing = sorted(set(ROW_IDS) - set(ids))
+    if ids != [*expected]:
+        missing = sorted(set(expected) - set(ids))
         twice = sorted({row_id for row_id in ids if ids.count(row_id) > 1})
-        found.append(f"the ids are not R001 to R306 in order; missing {missing}, twice {twice}")
+        found.append(
+            f"the ids are not {expected[0]} to {expected[-1]} in order; "
+            f"missing {missing}, twice {twice}"
+        )
     for row in rows:
         if row.state not in STATES:
             found.append(f"{row.row_id} has the unknown state {row.state!r}")
@@ -132,8 +158,14 @@ class ProofOfRequirements:
     With ``outcomes_file`` it writes how the tests ended and judges nothing.
     """
 
-    def __init__(self, requirements_file: Path, outcomes_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        requirements_file: Path,
+        outcomes_file: Path | None = None,
+        others: Callable[[], Sequence[RequirementRow]] = tuple,
+    ) -> None:
         self._file = requirements_file
+        self._others = others
         self._outcomes_file = outcomes_file
         self._outcomes = Outcomes()
 
@@ -153,7 +185,7 @@ class ProofOfRequirements:
             return
         if exitstatus != pytest.ExitCode.OK or not _ran_the_whole_suite(session.config):
             return
-        missing = self._outcomes.missing_proofs(read_rows(self._file))
+        missing = self._outcomes.missing_proofs([*read_rows(self._file), *self._others()])
         if not missing:
             return
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -182,7 +214,7 @@ def main(outcome_files: Sequence[str]) -> int:
         print("usage: python -m support.requirements OUTCOMES_FILE …", file=sys.stderr)
         return 2
     outcomes = Outcomes.read_all([Path(name) for name in outcome_files])
-    missing = outcomes.missing_proofs(read_rows(REQUIREMENTS_FILE))
+    missing = outcomes.missing_proofs([*read_rows(REQUIREMENTS_FILE), *other_rows()])
     for line in missing:
         print(line)
     return 1 if missing else 0
