@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -208,3 +211,21 @@ async def test_completion_can_be_shown() -> None:
     done = await command("--help")
     assert "--install-completion" in done.out
     assert "Exit codes" in done.out
+
+
+async def test_words_are_completed() -> None:
+    """As the shell asks for it, with the name of the installed script."""
+    script = "import sys; sys.argv[0] = 'dex-lite'; from dex_lite._cli._app import main; main()"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script),
+        env={
+            **os.environ,
+            "_DEX_LITE_COMPLETE": "complete_bash",
+            "COMP_WORDS": "dex-lite flow s",
+            "COMP_CWORD": "2",
+        },
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    assert sorted(out.decode().split()) == ["show", "skip-timer", "state", "stop"]
