@@ -158,11 +158,11 @@ def test_refused_agents(make: Any, message: str) -> None:
         ({"memory_service": object()}, TypeError, "must be a BaseMemoryService"),
         ({"credential_service": object()}, TypeError, "must be a BaseCredentialService"),
         ({"tools_in_threads": 1}, TypeError, "True or False"),
-        ({"loop_bound_tools": "look"}, TypeError, "not one text"),
+        ({"loop_bound_tools": "look"}, TypeError, "loop_bound_tools must be a list of texts"),
         ({"loop_bound_tools": ["lok"]}, ValueError, "loop_bound_tools names 'lok'"),
         ({"tool_threads": 0}, ValueError, "positive"),
         ({"dynamic_agents": ["x"]}, TypeError, "must hold ADK agents, got str"),
-        ({"resumable_agents": "x"}, TypeError, "not one text"),
+        ({"resumable_agents": "x"}, TypeError, "resumable_agents must be a list of texts"),
         ({"resumable_agents": ["x"]}, ValueError, "names 'x', but the tree has no such agent"),
     ],
 )

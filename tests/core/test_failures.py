@@ -158,6 +158,9 @@ async def test_a_history_that_fits_no_task_fails_turns_and_names_the_limit(tmp_p
         assert [text for text in texts if text.startswith("m")] == ["m1", "m2", "m3", "m4", "m5"]
 
 
+_NO_TEXT: Any = 7
+
+
 def _message(item: Any) -> AgentMessage:
     return AgentMessage(MessageRole.ASSISTANT, item, "x")
 
@@ -176,30 +179,31 @@ def _call(**changes: Any) -> RequestedToolCall:
 @pytest.mark.parametrize(
     ("outcome", "reason"),
     [
-        (TurnCompleted([_message(float("nan"))]), "cannot be stored"),
-        (TurnCompleted([_message("a" * 9)] * 2, 7), "final_text is no str but int"),  # type: ignore[arg-type]
-        (TurnCompleted([]), "has no messages"),
-        (TurnCompleted(["text"]), "no AgentMessage but str"),  # type: ignore[list-item]
-        (TurnCompleted([_message(os.urandom(3_000_000).hex())]), "at most 3500000"),
-        (ToolCallsRequested([], None), "0 tool calls were requested"),
-        (ToolCallsRequested([_call(timeout_s=0)], None), "timeout_s of a call of t is 0"),
-        (ToolCallsRequested([_call(effect="read")], None), "not a ToolEffect"),
-        (ToolCallsRequested([_call(arguments={"x": object()})], None), "call of t cannot be"),
-        (ToolCallsRequested([_call()], {1, 2}), "run_state cannot be stored"),
-        (ToolCallsRequested([_call()], 1, b""), "tool_context cannot be stored"),
-        (ContinueTurn(object()), "run_state cannot be stored"),
-        ("text", "it is no outcome but str"),
+        (lambda: TurnCompleted([_message(float("nan"))]), "cannot be stored"),
+        (lambda: TurnCompleted([_message("a")], _NO_TEXT), "final_text must be a str, got int"),
+        (lambda: TurnCompleted([]), "has no messages"),
+        (lambda: TurnCompleted([_NO_TEXT]), "messages must hold AgentMessage objects, got int"),
+        (lambda: TurnCompleted([_message(os.urandom(3_000_000).hex())]), "at most 3500000"),
+        (lambda: ToolCallsRequested([], None), "0 tool calls were requested"),
+        (lambda: ToolCallsRequested([_call(timeout_s=0)], None), "timeout_s of a call of t is 0"),
+        (lambda: _call(effect="read"), "RequestedToolCall.effect must be a ToolEffect, got str"),
+        (lambda: ToolCallsRequested([_call(arguments={"x": _call})], None), "call of t cannot be"),
+        (lambda: ToolCallsRequested([_call()], {1, 2}), "run_state cannot be stored"),
+        (lambda: ToolCallsRequested([_call()], 1, b""), "tool_context cannot be stored"),
+        (lambda: ContinueTurn(object()), "run_state cannot be stored"),
+        (lambda: "text", "it is no outcome but str"),
     ],
 )
 async def test_an_invalid_outcome_fails_the_turn_at_once(
-    stages: Stages, outcome: RunModelOutcome, reason: str
+    stages: Stages, outcome: Callable[[], Any], reason: str
 ) -> None:
     async with stages.play(["unused", "fine"]) as stage:
         run_model = stage.runner.run_model
 
         async def first_invalid(request: RunModelRequest) -> RunModelOutcome:
             answer = await run_model(request)
-            return outcome if len(stage.runner.requests) == 1 else answer
+            result: RunModelOutcome = outcome() if len(stage.runner.requests) == 1 else answer
+            return result
 
         stage.runner.run_model = first_invalid  # type: ignore[method-assign]
         await stage.sessions.start_session("s", "hello")

@@ -280,7 +280,10 @@ async def test_selected_and_prefixed_tools_with_policies(tmp_path: Path) -> None
         (lambda: HttpServer("ftp://x"), "must be an http or https address"),
         (lambda: HttpServer(f"http://me:{SECRET}@x/"), "holds a user name or password"),
         (lambda: McpToolSource("n", NO_SERVER), "must be a StdioServer or HttpServer"),
-        (lambda: McpToolSource("n", StdioServer("x"), tools="ab"), "not one text"),
+        (
+            lambda: McpToolSource("n", StdioServer("x"), tools="ab"),
+            "tools must be a list of texts, got str",
+        ),
         (
             lambda: McpToolSource(
                 "n", StdioServer("x"), tools=["a"], tool_policies={"b": ToolPolicy(ToolEffect.READ)}

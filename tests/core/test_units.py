@@ -17,6 +17,7 @@ from dex_agents import (
     TOOL_CALL_NOT_RUN_ERROR_PREFIX,
     AgentMessage,
     AgentSessionOptions,
+    ImageReference,
     MessageRole,
     ModelCallError,
     RequestedToolCall,
@@ -284,6 +285,17 @@ def test_side_data_that_cannot_be_stored_is_dropped_and_the_result_kept() -> Non
     record = succeeded_record(TASK, not_a_result, 1, 4_096)
     assert record.status is ToolCallStatus.SUCCEEDED
     assert record.output == {"unencodable": True, "preview": "'text'"}
+
+
+def test_an_ill_formed_result_is_still_one() -> None:
+    image = ImageReference("file:a", "image/png")
+    wrong: Any = [image, "file:b"]
+    record = succeeded_record(TASK, ToolExecutionResult("fine", images=wrong), 1, 4_096)
+    assert (record.status, record.output, record.images) == ("succeeded", "fine", (image,))
+    for no_list in (None, 7):
+        result = ToolExecutionResult("fine", images=no_list)  # type: ignore[arg-type]
+        record = succeeded_record(TASK, result, 1, 4_096)
+        assert (record.status, record.output, record.images) == ("succeeded", "fine", ())
 
 
 @pytest.mark.parametrize(

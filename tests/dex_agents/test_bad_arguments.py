@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,26 @@ from typing import Any
 
 import pytest
 
-from dex_agents import LocalDirectoryMediaStore, agent_worker_options, run_agent_workers
-from dex_agents.connectors import ConnectionReference, ConnectorToolSource, connector_call_id
+from dex_agents import (
+    AgentMessage,
+    AgentSessionClient,
+    LocalDirectoryMediaStore,
+    MessageRole,
+    RequestedToolCall,
+    TokenUsage,
+    ToolEffect,
+    agent_worker_options,
+    run_agent_workers,
+)
+from dex_agents.connectors import (
+    ConnectionReference,
+    ConnectorOutcome,
+    ConnectorResult,
+    ConnectorToolSource,
+    connector_call_id,
+)
+from dex_agents.mcp import HttpServer, McpToolSource, StdioServer
+from dex_agents.s3 import S3MediaStore
 from dex_agents.session_graph import (
     flow_mermaid,
     history_mermaid,
@@ -29,8 +48,18 @@ from dex_agents.testing import (
     private_engine,
     read_step_history,
     read_step_shape,
+    step_shape,
 )
-from dex_agents.ui_stream import AiSdkEncoder, TurnFold, UiStreamOptions, next_turn
+from dex_agents.ui_stream import (
+    AiSdkEncoder,
+    Position,
+    TurnFold,
+    UiStreamOptions,
+    answer_approvals,
+    next_turn,
+    open_ui_stream,
+)
+from dex_agents.ui_stream.ag_ui import answer_resume
 from dex_agents_google_adk import AdkSessionRunner, idempotency_key_for_tool_call
 
 ADDRESS = "server_address must be host:port without a scheme, such as 127.0.0.1:8801, got "
@@ -125,6 +154,34 @@ def messages(function: Callable[[Any], Any]) -> list[tuple[Callable[[], Any], ty
     ]
 
 
+def texts(function: Callable[[Any], Any], what: str) -> list[tuple[Callable[[], Any], type, str]]:
+    """What is no list of texts."""
+    return [
+        (lambda: function("ab"), TypeError, f"{what} must be a list of texts, got str"),
+        (lambda: function(None), TypeError, f"{what} must be a list of texts, got None"),
+        (lambda: function(["a", b"b"]), TypeError, f"{what} must hold texts, got bytes"),
+    ]
+
+
+def seconds(function: Callable[[Any], Any], what: str) -> list[tuple[Callable[[], Any], type, str]]:
+    """What are no seconds to wait."""
+    return [
+        *(
+            (lambda n=n: function(n), ValueError, f"{what} must be seconds above 0, got {n}")
+            for n in (0, -1, math.inf, math.nan)
+        ),
+        *(
+            (lambda v=v: function(v), TypeError, f"{what} must be seconds as a number, got {v!r}")
+            for v in (True, "2", None)
+        ),
+    ]
+
+
+def sessions() -> Any:
+    """A client that must not be used."""
+    return AgentSessionClient.__new__(AgentSessionClient)
+
+
 CASES: list[tuple[Callable[[], Any], type, str]] = [
     *addresses(lambda v: options(server_address=v)),
     *addresses(lambda v: workers(server_address=v)),
@@ -152,6 +209,106 @@ CASES: list[tuple[Callable[[], Any], type, str]] = [
     *paths(LocalDirectoryMediaStore, "directory"),
     *messages(lambda v: play_session(NO, "s", v)),
     *messages(lambda v: explore_crashes("os:path", v)),
+    *names(S3MediaStore, "bucket"),
+    *names(lambda v: S3MediaStore("b", v), "prefix")[1:],
+    *names(lambda v: StdioServer(v), "StdioServer.command"),
+    *names(lambda v: McpToolSource(v, StdioServer("true")), "name"),
+    *paths(lambda v: StdioServer("true", cwd=v), "StdioServer.cwd"),
+    *paths(lambda v: worker(python_path=[v]), "a folder of python_path"),
+    *texts(lambda v: StdioServer("true", v), "StdioServer.args"),
+    *texts(lambda v: explore_crashes("os:path", ["x"], repeatable=v), "repeatable"),
+    *texts(
+        lambda v: open_ui_stream(sessions(), "s", AiSdkEncoder("s"), after_interrupts=v),
+        "after_interrupts",
+    ),
+    *seconds(lambda v: play_session(sessions(), "s", ["x"], timeout_s=v), "timeout_s"),
+    *seconds(lambda v: explore_crashes("os:path", ["x"], timeout_s=v), "timeout_s"),
+    *seconds(
+        lambda v: open_ui_stream(sessions(), "s", AiSdkEncoder("s"), keep_alive_s=v), "keep_alive_s"
+    ),
+    (
+        lambda: play_session(NO, "s", ["x"]),
+        TypeError,
+        "sessions must be an AgentSessionClient, got NoneType",
+    ),
+    (
+        lambda: explore_crashes("os:path", ["x"], kill=NO),
+        ValueError,
+        "kill must be 'worker' or 'engine', got None",
+    ),
+    (
+        lambda: step_shape(["RunModel"]),  # type: ignore[list-item]
+        TypeError,
+        "rows must hold StepRow objects, got str; read_step_history() gives them",
+    ),
+    (
+        lambda: step_shape(NO),
+        TypeError,
+        "rows must be a list, got None; read_step_history() gives them",
+    ),
+    *(
+        (
+            lambda v=v: answer_approvals(sessions(), "s", v),
+            TypeError,
+            f"messages must {text}; it is messages of the body that useChat sends",
+        )
+        for v, text in (
+            ("[]", "be a list, got str"),
+            ({}, "be a list, got dict"),
+            (["hi"], "hold Mapping objects, got str"),
+        )
+    ),
+    (
+        lambda: answer_resume(sessions(), "s", [{}]),  # type: ignore[list-item]
+        TypeError,
+        "entries must hold ResumeEntry objects, got dict; it is RunAgentInput.resume",
+    ),
+    (lambda: Position("t1", -1), ValueError, "Position.sent must be at least 0, got -1"),
+    (lambda: Position("t1", True), TypeError, "Position.sent must be an int, got bool"),
+    (
+        lambda: Position.parse(NO),
+        TypeError,
+        "text must be a str, got NoneType; it is the header Last-Event-ID",
+    ),
+    *(
+        (
+            lambda n=n: ConnectorResult(ConnectorOutcome.RETRY, retry_after_s=n),
+            ValueError,
+            f"ConnectorResult.retry_after_s must be seconds from 0 on, got {n}; None leaves the "
+            "delay to the session",
+        )
+        for n in (-1, math.inf, math.nan)
+    ),
+    (
+        lambda: ConnectorResult("completed"),  # type: ignore[arg-type]
+        TypeError,
+        "ConnectorResult.outcome must be a ConnectorOutcome, got str",
+    ),
+    (
+        lambda: StdioServer("true", env={"KEY": 7}),  # type: ignore[dict-item]
+        TypeError,
+        "StdioServer.env must map texts to texts, got int",
+    ),
+    (
+        lambda: HttpServer("http://h/", headers={"Authorization": b"secret"}),  # type: ignore[dict-item]
+        TypeError,
+        "HttpServer.headers must map texts to texts, got bytes",
+    ),
+    (
+        lambda: AgentMessage(MessageRole.USER, {}, images=["a"]),  # type: ignore[list-item]
+        TypeError,
+        "AgentMessage.images must hold ImageReference objects, got str; put_image gives them",
+    ),
+    (
+        lambda: TokenUsage(True),
+        TypeError,
+        "TokenUsage.input_tokens must be an int, got bool",
+    ),
+    (
+        lambda: RequestedToolCall("c", "t", {}, ToolEffect.READ, False, timeout_s=1.5),  # type: ignore[arg-type]
+        TypeError,
+        "RequestedToolCall.timeout_s must be an int or None, got float",
+    ),
     (lambda: options(app_worker_id=7), TypeError, "app_worker_id must be a str, got int"),
     (
         lambda: failpoint_env("tool.after_call", "/tmp"),
@@ -202,12 +359,12 @@ CASES: list[tuple[Callable[[], Any], type, str]] = [
     (
         lambda: next_turn(NO),
         TypeError,
-        "snapshot must be a AgentSnapshot, got NoneType; get_agent_snapshot() gives one",
+        "snapshot must be an AgentSnapshot, got NoneType; get_agent_snapshot() gives one",
     ),
     (
         lambda: AdkSessionRunner(NO, NO),
         TypeError,
-        "flow must be what adk_agent_session_flow() makes, got NoneType",
+        "sessions must be an AgentSessionClient, got NoneType",
     ),
     (
         lambda: idempotency_key_for_tool_call(NO),

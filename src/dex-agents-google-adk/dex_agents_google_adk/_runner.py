@@ -17,6 +17,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.sessions.state import State
 from google.adk.workflow import BaseNode
 
+from dex_agents._arguments import check_instance, check_texts
 from dex_agents._contract import (
     AgentMessage,
     CompactionRequest,
@@ -131,6 +132,8 @@ class AdkAgentRunner:
         credential_resolver: CredentialResolver | None = None,
         authorization_secret: bytes | None = None,
     ) -> None:
+        if tool_sources is not None:
+            check_instance("tool_sources", tool_sources, Sequence, "list what is a ToolSource")
         app, tree = _validation.checked_app(agent, dynamic_agents, resumable_agents)
         tree.freeze()
         catalog = ToolSourceCatalog(
@@ -142,8 +145,7 @@ class AdkAgentRunner:
             raise ValueError(f"user_id must be a text that is not empty, got {user_id!r}")
         if not isinstance(tools_in_threads, bool):
             raise TypeError(f"tools_in_threads must be True or False, got {tools_in_threads!r}")
-        if isinstance(loop_bound_tools, str):
-            raise TypeError("loop_bound_tools must be a collection of tool names, not one text")
+        check_texts("loop_bound_tools", loop_bound_tools)
         if isinstance(tool_threads, bool) or not isinstance(tool_threads, int) or tool_threads < 1:
             raise ValueError(f"tool_threads must be a positive integer, got {tool_threads!r}")
         _validation.check_names(tree, loop_bound_tools, "loop_bound_tools", catalog.declared_names)

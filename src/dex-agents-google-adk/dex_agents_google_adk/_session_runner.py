@@ -48,12 +48,16 @@ class AdkSessionRunner:
         flow: The Flow that it was built with, one of :func:`adk_agent_session_flow`.
 
     Raises:
-        TypeError: The Flow's agent is none of ADK.
+        TypeError: An argument has the wrong type, or the Flow's agent is none of ADK.
     """
 
     def __init__(self, sessions: AgentSessionClient, flow: AgentSessionFlow) -> None:
-        from dex_agents import AgentSessionFlow
+        from dex_agents import AgentSessionClient, AgentSessionFlow
 
+        if not isinstance(sessions, AgentSessionClient):
+            raise TypeError(
+                f"sessions must be an AgentSessionClient, got {type(sessions).__name__}"
+            )
         if not isinstance(flow, AgentSessionFlow):
             raise TypeError(
                 f"flow must be what adk_agent_session_flow() makes, got {type(flow).__name__}"

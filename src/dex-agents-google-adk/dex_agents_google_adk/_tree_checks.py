@@ -19,6 +19,7 @@ from google.adk.workflow import Workflow
 from google.adk.workflow._base_node import START, BaseNode, _walk_static_nodes
 from google.adk.workflow._tool_node import _ToolNode
 
+from dex_agents._arguments import check_texts
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS, INPUT_CALL, is_generator_tool
 from dex_agents_google_adk._effects import CONTROL_TOOL_NAMES
@@ -39,8 +40,7 @@ def check_tree(tree: AgentTree, resumable_agents: Collection[str]) -> None:
         ValueError: What is wrong with which agent, and what to do.
     """
     root = tree.root
-    if isinstance(resumable_agents, str):
-        raise TypeError("resumable_agents must be a collection of agent names, not one text")
+    check_texts("resumable_agents", resumable_agents)
     for agent in tree.dynamic_agents:
         if not isinstance(agent, BaseAgent):
             raise TypeError(f"dynamic_agents must hold ADK agents, got {type(agent).__name__}")

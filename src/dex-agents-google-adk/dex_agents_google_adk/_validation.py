@@ -58,6 +58,10 @@ def checked_app(
     root = app.root_agent
     if root is None:
         raise TypeError(f"App {app.name!r} has no root_agent")
+    if not isinstance(dynamic_agents, Collection):
+        raise TypeError(
+            f"dynamic_agents must be a list of ADK agents, got {type(dynamic_agents).__name__}"
+        )
     tree = AgentTree(root, tuple(dynamic_agents))
     check_tree(tree, resumable_agents)
     check_events_compaction(app, tree)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+
+_NONE = type(None)
+_WORDS = {bool: "True or False", Mapping: "a mapping", Sequence: "a list", _NONE: "None"}
 
 
 def check_server_address(address: object) -> None:
@@ -38,7 +43,96 @@ def check_instance(name: str, value: object, kind: type, hint: str = "") -> None
     """Raises TypeError if the value is not of this kind; ``hint`` says how to get one."""
     if not isinstance(value, kind):
         way_out = f"; {hint}" if hint else ""
-        raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}{way_out}")
+        raise TypeError(
+            f"{name} must be {_with_article(kind)}, got {type(value).__name__}{way_out}"
+        )
+
+
+def check_fields(
+    owner: object, kinds: Mapping[str, type | tuple[type, ...]], error: type[TypeError] = TypeError
+) -> None:
+    """Raises ``error`` for the first field that is of none of its kinds.
+
+    A bool is no int, and a text is no list, as almost never is meant what Python says there.
+    """
+    for name, kind in kinds.items():
+        value = getattr(owner, name)
+        taken = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, taken) or _is_confused(value, taken):
+            words = " or ".join(_WORDS.get(k) or _with_article(k) for k in taken)
+            raise error(f"{type(owner).__name__}.{name} must be {words}, got {_kind_of(value)}")
+
+
+def check_items(
+    owner: object, name: str, kind: type, hint: str = "", error: type[TypeError] = TypeError
+) -> None:
+    """Raises ``error`` if the field is no list of this kind; ``hint`` says how to get one."""
+    check_fields(owner, {name: Sequence}, error)
+    items: Iterable[object] = getattr(owner, name)
+    way_out = f"; {hint}" if hint else ""
+    for item in items:
+        if not isinstance(item, kind):
+            raise error(
+                f"{type(owner).__name__}.{name} must hold {kind.__name__} objects, got "
+                f"{_kind_of(item)}{way_out}"
+            )
+
+
+def _with_article(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIOaeio' else 'a'} {kind.__name__}"
+
+
+def _is_confused(value: object, taken: tuple[type, ...]) -> bool:
+    if isinstance(value, bool):
+        return bool not in taken
+    return isinstance(value, str | bytes) and Sequence in taken
+
+
+def _kind_of(value: object) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def check_list(name: str, value: object, kind: type, hint: str) -> None:
+    """A list of one kind; raises TypeError, whose ``hint`` says where one comes from."""
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a list, got {_kind_of(value)}; {hint}")
+    for item in value:
+        if not isinstance(item, kind):
+            raise TypeError(
+                f"{name} must hold {kind.__name__} objects, got {_kind_of(item)}; {hint}"
+            )
+
+
+def check_texts(name: str, value: object) -> None:
+    """A list of texts; raises TypeError. A lone text would be taken letter by letter."""
+    if isinstance(value, str | bytes) or not isinstance(value, Collection):
+        raise TypeError(f"{name} must be a list of texts, got {_kind_of(value)}")
+    for item in value:
+        if not isinstance(item, str):
+            raise TypeError(f"{name} must hold texts, got {_kind_of(item)}")
+
+
+def check_text_mapping(name: str, value: object) -> None:
+    """A mapping of texts to texts; raises TypeError. What it holds may be secret and is not shown."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping of texts, got {_kind_of(value)}")
+    for item in (*value, *value.values()):
+        if not isinstance(item, str):
+            raise TypeError(f"{name} must map texts to texts, got {_kind_of(item)}")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Seconds above 0; raises TypeError, ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be seconds as a number, got {value!r}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be seconds above 0, got {value}")
+
+
+def check_callable(name: str, value: object, what: str) -> None:
+    """Raises TypeError if nothing can call it; ``what`` says what it gets and gives."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function {what}, got {_kind_of(value)}")
 
 
 def path_of(name: str, value: object) -> Path:

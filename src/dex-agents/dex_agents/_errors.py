@@ -39,6 +39,10 @@ class AgentTurnError(AgentError):
     """The turn cannot go on and a retry would not help."""
 
 
+class ContractTypeError(AgentTurnError, TypeError):
+    """A field of what a runner gives has the wrong type; a turn that meets it fails at once."""
+
+
 class ModelCallError(AgentError):
     """A model call failed in a way that may pass.
 

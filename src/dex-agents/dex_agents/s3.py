@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from dex_agents._arguments import check_name
 from dex_agents._media.content_name import content_name, name_in_uri
 from dex_agents._media.reference import ImageReference, MediaStoreError, image_type
 
@@ -30,16 +31,23 @@ class S3MediaStore:
         client: A boto3 S3 client; by default one from boto3's own configuration.
 
     Raises:
-        ValueError: ``bucket`` is blank, or ``prefix`` begins with a slash.
+        TypeError, ValueError: ``bucket`` or ``prefix`` is no printable text, ``prefix`` begins with a
+            slash, or ``client`` is no S3 client.
     """
 
     def __init__(self, bucket: str, prefix: str = "", *, client: Any = None) -> None:
-        if not isinstance(bucket, str) or not bucket.strip():
-            raise ValueError(f"bucket must be a name that is not blank, got {bucket!r}")
-        if not isinstance(prefix, str) or prefix.startswith("/"):
+        check_name("bucket", bucket)
+        if prefix != "":
+            check_name("prefix", prefix)
+        if prefix.startswith("/"):
             raise ValueError(f"prefix must be a text that does not begin with /, got {prefix!r}")
         self._bucket = bucket
         self._prefix = f"{prefix.rstrip('/')}/" if prefix else ""
+        if client is not None and not hasattr(client, "put_object"):
+            raise TypeError(
+                f"client must be a boto3 S3 client, got {type(client).__name__}; make one with "
+                "boto3.client('s3')"
+            )
         self._client = client or boto3.client("s3")
 
     async def put_image(self, data: bytes) -> ImageReference:

@@ -79,14 +79,20 @@ async def open_engine(
         metrics_host: Address of the metrics.
 
     Raises:
-        TypeError, ValueError: ``path`` is no path, or a port is none.
+        TypeError, ValueError: A path, a host, a port or ``options`` is none.
         DexLiteError: The file or the port cannot be used; the text says who holds it and the way out.
     """
     _check_path(path)
     _check_port("port", port)
     if metrics_port is not None:
         _check_port("metrics_port", metrics_port)
+    _check_host("host", host)
+    _check_host("metrics_host", metrics_host)
+    if token_file is not None:
+        _check_token_file(token_file)
     check_exposure(host, token_file)
+    if options is not None and not isinstance(options, EngineOptions):
+        raise TypeError(f"options must be an EngineOptions, got {type(options).__name__}")
     tokens = None if token_file is None else TokenFile(token_file)
     options = options or EngineOptions()
     loop = asyncio.get_running_loop()
@@ -204,3 +210,18 @@ def _check_path(path: object) -> None:
     text = os.fspath(path)
     if not text.strip() or "\0" in text:
         raise ValueError(f"path must be the path of a data file, got {text[:80]!r}")
+
+
+def _check_token_file(path: object) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"token_file must be a path (str or os.PathLike), got {type(path).__name__}; it names a "
+            "file with a token on each line"
+        )
+
+
+def _check_host(name: str, host: object) -> None:
+    if not isinstance(host, str):
+        raise TypeError(f"{name} must be a str such as '127.0.0.1', got {type(host).__name__}")
+    if not host.strip() or not host.isprintable():
+        raise ValueError(f"{name} must be the name or number of an address, got {host[:80]!r}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from dex_agents._arguments import check_name
+from dex_agents._arguments import check_fields, check_name
 from dex_agents._contract import Json
 from dex_agents._media.reference import ImageReference
 
@@ -83,6 +84,21 @@ class ConnectorResult:
     message: str = ""
     retry_after_s: float | None = None
     images: Sequence[ImageReference] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            {
+                "outcome": ConnectorOutcome,
+                "message": str,
+                "retry_after_s": (int, float, type(None)),
+            },
+        )
+        if self.retry_after_s is not None and not 0 <= self.retry_after_s < math.inf:
+            raise ValueError(
+                "ConnectorResult.retry_after_s must be seconds from 0 on, got "
+                f"{self.retry_after_s}; None leaves the delay to the session"
+            )
 
 
 @runtime_checkable

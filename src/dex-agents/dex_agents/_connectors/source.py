@@ -105,6 +105,8 @@ def connector_tool(
         raise TypeError(
             f"connection must be a ConnectionReference, got {type(connection).__name__}"
         )
+    if name is not None:
+        check_name("name", name)
     what = f"the operation {operation.operation_id!r} of connector {operation.connector_id!r}"
     if not operation.is_exposed:
         raise ValueError(f"{what} is not exposed to agents; its connector must have it reviewed")

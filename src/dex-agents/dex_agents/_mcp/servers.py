@@ -13,6 +13,8 @@ from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
+from dex_agents._arguments import check_fields, check_name, check_text_mapping, check_texts, path_of
+
 REDACTED = "***"
 
 
@@ -25,12 +27,22 @@ class StdioServer:
         args: Its arguments.
         env: More environment variables; their values never show up in errors and logs.
         cwd: Its working folder; this process's by default.
+
+    Raises:
+        TypeError, ValueError: A value has the wrong type, or is no program or folder.
     """
 
     command: str
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | None = None
+
+    def __post_init__(self) -> None:
+        check_name("StdioServer.command", self.command)
+        check_texts("StdioServer.args", self.args)
+        check_text_mapping("StdioServer.env", self.env)
+        if self.cwd is not None:
+            path_of("StdioServer.cwd", self.cwd)
 
     @property
     def place(self) -> str:
@@ -60,6 +72,7 @@ class HttpServer:
         headers: Sent with every request; their values never show up in errors and logs.
 
     Raises:
+        TypeError: A value has the wrong type.
         ValueError: The address is none, or holds a user name or password.
     """
 
@@ -70,6 +83,8 @@ class HttpServer:
         return f"HttpServer({self.place!r})"
 
     def __post_init__(self) -> None:
+        check_fields(self, {"url": str})
+        check_text_mapping("HttpServer.headers", self.headers)
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("HttpServer.url must be an http or https address with a host")

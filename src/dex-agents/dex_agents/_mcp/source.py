@@ -11,6 +11,7 @@ from typing import Self, cast
 from mcp import InputRequiredRoundsExceededError, MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, RequestParamsMeta, Tool
 
+from dex_agents._arguments import check_instance, check_name, check_texts
 from dex_agents._contract import DeferredToolExecution, Json, ToolExecutionResult
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents._errors import (
@@ -76,8 +77,14 @@ class McpToolSource:
             raise TypeError(
                 f"server must be a StdioServer or HttpServer, got {type(server).__name__}"
             )
-        if isinstance(tools, str):
-            raise TypeError("tools must be a collection of tool names, not one text")
+        check_name("name", name)
+        if tools is not None:
+            check_texts("tools", tools)
+        check_instance("tool_name_prefix", tool_name_prefix, str)
+        if media_store is not None:
+            check_instance("media_store", media_store, MediaStore, "such as S3MediaStore")
+        if tool_policies is not None:
+            check_instance("tool_policies", tool_policies, Mapping, "of tool names to ToolPolicy")
         for tool, policy in (tool_policies or {}).items():
             if not isinstance(policy, ToolPolicy):
                 raise TypeError(f"tool_policies[{tool!r}] must be a ToolPolicy, got {policy!r}")
@@ -92,6 +99,8 @@ class McpToolSource:
             )
         check_duration("connect_timeout", connect_timeout)
         check_duration("list_timeout", list_timeout)
+        if call_timeout is not None:
+            check_duration("call_timeout", call_timeout)
         self._name = name
         self._server = server
         self._policies = dict(tool_policies or {})

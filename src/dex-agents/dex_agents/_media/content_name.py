@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
+from dex_agents._arguments import check_instance
 from dex_agents._media.reference import MediaStoreError
 
 _NAME = re.compile(r"[0-9a-f]{64}")
@@ -22,8 +23,10 @@ def name_in_uri(uri: str, scheme: str, store: str) -> str:
         store: The store and its article, for the message.
 
     Raises:
+        TypeError: It is no text.
         MediaStoreError: Another store made the reference.
     """
+    check_instance("uri", uri, str, "it is ImageReference.uri")
     name = uri.removeprefix(scheme)
     if not uri.startswith(scheme) or not _NAME.fullmatch(name):
         raise MediaStoreError(f"{uri!r} is no reference of {store}")

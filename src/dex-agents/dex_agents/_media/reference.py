@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from dex_agents._arguments import check_fields
 from dex_agents._errors import AgentError
 
 MAX_IMAGE_BYTES = 20 * 1024 * 1024
@@ -31,6 +32,9 @@ class ImageReference:
 
     uri: str
     mime_type: str
+
+    def __post_init__(self) -> None:
+        check_fields(self, {"uri": str, "mime_type": str})
 
 
 @runtime_checkable

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from dex_agents._contract import (
-    AgentMessage,
     ContinueTurn,
     Json,
     RequestedToolCall,
@@ -14,7 +12,6 @@ from dex_agents._contract import (
     ToolCallsRequested,
     TurnCompleted,
 )
-from dex_agents._effects import ToolEffect
 from dex_agents._errors import AgentTurnError
 from dex_agents._session.encoding import EncodingError, encode
 
@@ -25,19 +22,14 @@ _LARGEST_INT = 2**31 - 1
 
 
 def check_outcome(outcome: RunModelOutcome) -> None:
-    """Refuse an outcome that the session cannot carry out.
+    """Refuse an outcome that the session cannot carry out. Its types are right, as it was made.
 
     Raises:
         AgentTurnError: What is wrong with it.
     """
     if isinstance(outcome, TurnCompleted):
-        for message in outcome.messages:
-            if not isinstance(message, AgentMessage):
-                raise _bad(f"a message is no AgentMessage but {type(message).__name__}")
         if not outcome.messages:
             raise _bad("a completed turn has no messages, not even its user message")
-        if not isinstance(outcome.final_text, str):
-            raise _bad(f"final_text is no str but {type(outcome.final_text).__name__}")
     elif isinstance(outcome, ToolCallsRequested):
         if not 0 < len(outcome.calls) <= MAX_CALLS:
             raise _bad(f"{len(outcome.calls)} tool calls were requested, 1 to {MAX_CALLS} can be")
@@ -45,19 +37,13 @@ def check_outcome(outcome: RunModelOutcome) -> None:
             _check_call(call)
     elif not isinstance(outcome, ContinueTurn):
         raise _bad(f"it is no outcome but {type(outcome).__name__}")
-    if not isinstance(outcome.took_steering, bool):
-        raise _bad(f"took_steering is no bool but {outcome.took_steering!r}")
 
 
 def _check_call(call: RequestedToolCall) -> None:
     name = call.tool_name
-    if not isinstance(call.effect, ToolEffect):
-        raise _bad(f"the effect of a call of {name} is {call.effect!r}, not a ToolEffect")
     for field in ("timeout_s", "maximum_attempts", "retry_interval_s", "maximum_retry_interval_s"):
-        value: Any = getattr(call, field)
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_INT
-        ):
+        value: int | None = getattr(call, field)
+        if value is not None and not 1 <= value <= _LARGEST_INT:
             raise _bad(f"{field} of a call of {name} is {value!r}, not a whole number from 1 on")
     if call.effect.maximum_attempts == 1 and (call.maximum_attempts or 1) > 1:
         raise _bad(

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 
 from dex_agents._contract import Json, ToolCallRecord, ToolCallStatus, ToolExecutionResult
+from dex_agents._media.reference import ImageReference
 from dex_agents._session.encoding import EncodingError, encode
 from dex_agents._session.failures import clean_text
 from dex_agents._session.records import CallTask
@@ -27,17 +29,28 @@ def result_limit(max_result_bytes: int, calls: int) -> int:
     return min(max_result_bytes, max(_LEAST_BYTES, ROUND_BYTES // max(calls, 1)))
 
 
+def _images(tool_name: str, given: object) -> tuple[ImageReference, ...]:
+    """What is an image of what a runner gave as images."""
+    items = given if isinstance(given, Sequence) else [given]
+    images = tuple(item for item in items if isinstance(item, ImageReference))
+    if len(images) < len(items):
+        _LOGGER.warning(
+            "what tool %s gave as images and is no ImageReference is left out", tool_name
+        )
+    return images
+
+
 def succeeded_record(
     task: CallTask, result: ToolExecutionResult, attempt: int, max_bytes: int
 ) -> ToolCallRecord:
     """The record of a call that succeeded, in at most about ``max_bytes`` as stored."""
     try:
-        output, framework_data = result.output, result.framework_data
-        images = tuple(result.images)
+        output, framework_data, given = result.output, result.framework_data, result.images
     except AttributeError:
         # The tool ran; that its runner gave the result in a wrong form must not hide it.
         output, framework_data = {"unencodable": True, "preview": _preview(result, max_bytes)}, None
-        images = ()
+        given = ()
+    images = _images(task.call.tool_name, given)
     if framework_data is not None:
         size = _size(framework_data)
         if size is None or size > max_bytes // 2:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
+from dex_agents._arguments import check_fields
 from dex_agents._contract import DeferredToolExecution, Json, ToolExecutionResult
 from dex_agents._effects import ToolEffect
 from dex_agents._session.options import check_duration
@@ -25,6 +26,9 @@ class SourceTool:
     name: str
     description: str
     input_schema: Mapping[str, Json]
+
+    def __post_init__(self) -> None:
+        check_fields(self, {"name": str, "description": str, "input_schema": Mapping})
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,17 @@ class SourceToolCall:
     is_ordered_write: bool = False
     hint: str = ""
     data: Json = None
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            {
+                "effect": ToolEffect,
+                "requires_approval": (bool, type(None)),
+                "is_ordered_write": bool,
+                "hint": str,
+            },
+        )
 
     @property
     def needs_approval(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dex_agents._arguments import check_instance
 from dex_agents._history_events import read_history_events
 from dex_agents.session_graph._history import SessionHistory, build_history
 
@@ -18,5 +19,6 @@ async def read_session_history(
     Raises:
         grpc.aio.AioRpcError: The engine cannot be reached, or knows no such session.
     """
+    check_instance("token", token, str, "leave it out for an engine that asks for none")
     events = [event async for event in read_history_events(server_address, session_id, token=token)]
     return build_history(session_id, events)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
 
+from dex_agents._arguments import check_callable, check_name, check_texts, path_of
 from dex_agents._session.client import AgentSessionClient
 from dex_agents._session.flow import AgentSessionFlow
 from dex_agents._session.views import PendingInterrupt
@@ -23,7 +24,13 @@ from dex_agents.testing._compare import CrashReport, Run, compare_runs, read_run
 from dex_agents.testing._engine import PrivateEngine, private_engine
 from dex_agents.testing._failpoints import is_failpoint_reached
 from dex_agents.testing._ledger import Ledger
-from dex_agents.testing._script import UserAnswer, approve_all, check_messages, play_session
+from dex_agents.testing._script import (
+    UserAnswer,
+    approve_all,
+    check_answering,
+    check_messages,
+    play_session,
+)
 from dex_agents.testing._worker_process import WorkerProcess
 
 _LOG = "failpoints.log"
@@ -67,8 +74,8 @@ async def explore_crashes(
         timeout_s: For each run, in seconds.
 
     Raises:
-        TypeError: ``flow`` or ``messages`` is of another type.
-        ValueError: ``messages`` is empty, or ``flow`` builds no or several Flows, or cannot be
+        TypeError: An argument is of another type.
+        ValueError: One is out of its range, ``messages`` is empty, or ``flow`` builds no or several Flows, or cannot be
             imported by another process.
         RuntimeError: The undisturbed run failed, or the engine cannot be killed.
         TimeoutError: A run took longer than ``timeout_s``; the text names its place.
@@ -78,6 +85,16 @@ async def explore_crashes(
             f"flow must be a function or a text like 'module:function', got {type(flow).__name__}"
         )
     check_messages(messages)
+    check_answering(answer, timeout_s)
+    for argument, text in (("ledger", ledger), ("asked", asked)):
+        check_name(argument, text)
+    for argument, texts in (("repeatable", repeatable), ("ignore", ignore)):
+        check_texts(argument, texts)
+    check_callable("places", places, "of a place's name that says whether to kill there")
+    if kill not in ("worker", "engine"):
+        raise ValueError(f"kill must be 'worker' or 'engine', got {kill!r}")
+    if data_dir is not None:
+        path_of("data_dir", data_dir)
     name, python_path = _importable(flow)
     with _folder(data_dir) as folder:
         explorer = _Explorer(

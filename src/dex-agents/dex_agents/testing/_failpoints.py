@@ -20,7 +20,7 @@ def failpoint_env(failpoints: Sequence[str], marker_dir: str | os.PathLike[str])
         marker_dir: Where a file remembers a place that has killed, so that each does it once over
             all processes that share the folder.
     """
-    if isinstance(failpoints, str | bytes):
+    if isinstance(failpoints, str | bytes) or not isinstance(failpoints, Sequence):
         raise TypeError(f"failpoints must be a list of names, got {failpoints!r}")
     for name in failpoints:
         check_name("a failpoint", name)

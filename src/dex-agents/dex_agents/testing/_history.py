@@ -9,6 +9,7 @@ from typing import Literal
 
 from dex.dexpb import dex_pb2 as pb
 
+from dex_agents._arguments import check_list
 from dex_agents._history_events import read_history_events
 
 
@@ -64,6 +65,7 @@ async def read_step_history(server_address: str, session_id: str) -> list[StepRo
 
 def step_shape(rows: Sequence[StepRow]) -> list[str]:
     """Step types in the order in which their Execute ended."""
+    check_list("rows", rows, StepRow, "read_step_history() gives them")
     return [row.step_type for row in rows if row.method == "execute"]
 
 

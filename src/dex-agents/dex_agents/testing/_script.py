@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, TypeVar
 
+from dex_agents._arguments import check_callable, check_fields, check_instance, check_seconds
 from dex_agents._contract import AgentMessage, Json
 from dex_agents._errors import SessionUnavailableError
 from dex_agents._session.client import AgentSessionClient
@@ -30,12 +31,18 @@ class Approve:
     arguments: Mapping[str, Json] | None = None
     payload: Json = None
 
+    def __post_init__(self) -> None:
+        check_fields(self, {"arguments": (Mapping, type(None))})
+
 
 @dataclass(frozen=True)
 class Reject:
     """The call must not run; ``message`` is what the model reads."""
 
     message: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, {"message": (str, type(None))})
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ UserAnswer: TypeAlias = Approve | Reject | Reply
 
 def approve_all(interrupt: PendingInterrupt) -> UserAnswer:
     """Approves every call; a question gets ``{}``."""
+    check_instance("interrupt", interrupt, PendingInterrupt, "a snapshot's pending_interrupts are")
     return Approve() if interrupt.kind == "approval" else Reply({})
 
 
@@ -84,12 +92,14 @@ async def play_session(
         timeout_s: For all of it, in seconds.
 
     Raises:
-        TypeError, ValueError: ``messages`` is no list of texts, or is empty.
+        TypeError, ValueError: An argument has the wrong type, or ``messages`` is empty.
         TimeoutError: It took longer.
         InterruptError: An answer does not fit its interrupt.
         SessionError: A command was refused for another reason than that something was down.
     """
     check_messages(messages)
+    check_instance("sessions", sessions, AgentSessionClient)
+    check_answering(answer, timeout_s)
     async with asyncio.timeout(timeout_s):
         deadline = time.monotonic() + timeout_s
         player = _Player(sessions, session_id, answer, deadline)
@@ -102,6 +112,12 @@ async def play_session(
             await _until_taken(send)
             errors.append(await player.finish_turn(number))
         return PlayedSession(await _history(sessions, session_id), errors)
+
+
+def check_answering(answer: object, timeout_s: object) -> None:
+    """How a session is played: raises TypeError, ValueError."""
+    check_callable("answer", answer, "of a PendingInterrupt that gives Approve, Reject or Reply")
+    check_seconds("timeout_s", timeout_s)
 
 
 def check_messages(messages: object) -> None:
@@ -139,6 +155,11 @@ class _Player:
 
     async def _answer(self, interrupt: PendingInterrupt) -> None:
         given = self.answer(interrupt)
+        if not isinstance(given, Approve | Reject | Reply):
+            raise TypeError(
+                f"answer must give Approve, Reject or Reply, got {type(given).__name__} for the "
+                f"interrupt {interrupt.interrupt_id!r}"
+            )
         # The id makes an answer whose own answer was lost count once when it comes again.
         target, again = (self.session_id, interrupt.interrupt_id), interrupt.interrupt_id
         give: Callable[[], Awaitable[None]]

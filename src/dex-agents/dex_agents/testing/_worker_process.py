@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from dex_agents._arguments import check_name, check_server_address, path_of
+from dex_agents._arguments import check_name, check_server_address, check_text_mapping, path_of
 from dex_agents._worker_main import READY_LINE
 from dex_agents.testing._failpoints import failpoint_env
 from dex_agents.testing._process import ChildProcess
@@ -50,6 +50,15 @@ class WorkerProcess(ChildProcess):
         check_name("flow", flow)
         check_server_address(server_address)
         folder = path_of("data_dir", data_dir)
+        given_env = failpoint_env(failpoints, folder)
+        if not isinstance(respawn, bool):
+            raise TypeError(f"respawn must be True or False, got {respawn!r}")
+        if env is not None:
+            check_text_mapping("env", env)
+        if isinstance(python_path, str | bytes) or not isinstance(python_path, Sequence):
+            raise TypeError(f"python_path must be a list of folders, got {python_path!r}")
+        for place in python_path:
+            path_of("a folder of python_path", place)
         os.makedirs(folder, exist_ok=True)
         return await cls.spawn(
             "the Worker",
@@ -64,6 +73,6 @@ class WorkerProcess(ChildProcess):
             ],
             ready=READY_LINE,
             log=folder / "worker.log",
-            env={**failpoint_env(failpoints, folder), **(env or {})},
+            env={**given_env, **(env or {})},
             python_path=python_path,
         )

@@ -53,11 +53,13 @@ class AiSdkEncoder:
         options: UiStreamOptions | None = None,
         ends_when_paused: bool = True,
     ) -> None:
-        if version not in (5, 6, 7):
+        if isinstance(version, bool) or version not in (5, 6, 7):
             raise ValueError(f"version must be 5, 6 or 7, got {version!r}")
         check_instance("session_id", session_id, str)
         if options is not None:
             check_instance("options", options, UiStreamOptions)
+        if not isinstance(ends_when_paused, bool):
+            raise TypeError(f"ends_when_paused must be True or False, got {ends_when_paused!r}")
         self._session_id = session_id
         self._version = version
         self._options = options or UiStreamOptions()

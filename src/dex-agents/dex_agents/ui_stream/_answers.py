@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from dex_agents._arguments import check_instance
+from dex_agents._arguments import check_instance, check_list
 from dex_agents._contract import Json
 from dex_agents._session.client import AgentSessionClient
 from dex_agents._session.views import AgentSnapshot, PendingInterrupt
@@ -37,8 +37,11 @@ async def answer_approvals(
         more is left alone, so the same request may come twice.
 
     Raises:
+        TypeError: ``messages`` is no list of objects.
         InterruptError, InvalidInputError: An answer does not fit; the ones before it were taken.
     """
+    check_instance("sessions", sessions, AgentSessionClient)
+    check_list("messages", messages, Mapping, "it is messages of the body that useChat sends")
     parts = _parts(messages[-1]) if messages else []
     digests = {
         part.get("id"): part["data"].get("argumentsDigest")

@@ -8,15 +8,22 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 from urllib.parse import quote, unquote
 
+from dex_agents._arguments import (
+    check_fields,
+    check_instance,
+    check_seconds,
+    check_texts,
+)
 from dex_agents._errors import (
     InvalidInputError,
     SessionClosedError,
     SessionUnavailableError,
     TurnWaitTimeoutError,
 )
+from dex_agents._session.checks import check_turn_id
 from dex_agents._session.client import AgentSessionClient
 from dex_agents._session.records import turn_number
 from dex_agents._session.views import AgentEventBatch, AgentSnapshot, FinishedTurn
@@ -33,6 +40,7 @@ _QUEUED_BATCHES = 64
 _T = TypeVar("_T")
 
 
+@runtime_checkable
 class UiEncoder(Protocol[_T]):
     """A protocol: :class:`AiSdkEncoder`, ``ag_ui.AgUiEncoder``, or one of your own.
 
@@ -68,6 +76,11 @@ class Position:
     sent: int = 0
     token: str = ""
 
+    def __post_init__(self) -> None:
+        check_fields(self, {"turn_id": str, "sent": int, "token": str})
+        if self.sent < 0:
+            raise ValueError(f"Position.sent must be at least 0, got {self.sent}")
+
     def __str__(self) -> str:
         return f"{self.turn_id}/{self.sent}/{quote(self.token, safe='')}"
 
@@ -78,6 +91,7 @@ class Position:
         Raises:
             InvalidInputError: It is no event id of a UI stream.
         """
+        check_instance("text", text, str, "it is the header Last-Event-ID")
         turn_id, sent, token = [*text.split("/"), "", "", ""][:3]
         number = turn_id.removeprefix("t")
         is_ascii = text.isascii() and len(text) < 2_000 and text.count("/") == 2
@@ -131,14 +145,21 @@ async def open_ui_stream(
 
     Raises:
         SessionNotFoundError: There is no session of this id.
-        InvalidInputError: An argument is refused, or the session has no turn yet.
+        TypeError, ValueError: An argument has the wrong type or is out of its range.
+        InvalidInputError: The session id, the turn or the event id is refused, or the session has no
+            turn yet.
         SessionUnavailableError: No engine or no Worker answered.
     """
+    check_instance("sessions", sessions, AgentSessionClient)
+    check_instance("encoder", encoder, UiEncoder, "such as AiSdkEncoder(session_id)")
+    check_instance("last_event_id", last_event_id, str)
+    check_texts("after_interrupts", after_interrupts)
+    check_seconds("keep_alive_s", keep_alive_s)
+    if turn_id != "":
+        check_turn_id(turn_id)
     snapshot = await sessions.get_agent_snapshot(session_id)
     start = Position.parse(last_event_id) if last_event_id else Position("")
     wanted = turn_id or start.turn_id or _newest_turn(snapshot)
-    if not wanted.removeprefix("t").isdigit():
-        raise InvalidInputError(f"turn_id must be like 't1', got {wanted[:80]!r}")
     sent = start.sent if wanted == start.turn_id else 0
     follower = _Follower(sessions, session_id, wanted, start.token, keep_alive_s)
     return _frames(follower, encoder, wanted, sent, frozenset(after_interrupts))

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from ag_ui.core import events as ag
 from ag_ui.core.types import (
     AssistantMessage,
+    BaseMessage,
     FunctionCall,
     Message,
     ReasoningMessage,
@@ -22,6 +23,7 @@ from ag_ui.core.types import (
     ToolMessage,
 )
 
+from dex_agents._arguments import check_instance, check_list
 from dex_agents._contract import Json, TokenUsage, ToolCallStatus
 from dex_agents._errors import InvalidInputError
 from dex_agents._session.client import AgentSessionClient
@@ -73,6 +75,11 @@ class AgUiEncoder:
         messages: Sequence[Message] = (),
         options: UiStreamOptions | None = None,
     ) -> None:
+        check_instance("session_id", session_id, str)
+        check_instance("run_id", run_id, str, "RunAgentInput.run_id, or leave it out")
+        check_list("messages", messages, BaseMessage, "it is RunAgentInput.messages")
+        if options is not None:
+            check_instance("options", options, UiStreamOptions)
         self._session_id = session_id
         self._run_id = run_id
         self._earlier = list(messages)
@@ -273,6 +280,8 @@ async def answer_resume(
     Raises:
         InterruptError, InvalidInputError: An answer does not fit; the ones before it were taken.
     """
+    check_instance("sessions", sessions, AgentSessionClient)
+    check_list("entries", entries, ResumeEntry, "it is RunAgentInput.resume")
     pending = {i.interrupt_id: i for i in await pending_interrupts(sessions, session_id)}
     for entry in entries:
         interrupt = pending.pop(entry.interrupt_id, None)
