@@ -151,7 +151,6 @@ class _Server:
         for descriptor in (self._ended, wake):
             os.set_blocking(descriptor, False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self._wake = wake
         self._children: dict[int, socket.socket] = {}
 
@@ -162,6 +161,8 @@ class _Server:
             selector.register(source, selectors.EVENT_READ)
         if os.fork():
             os._exit(0)
+        # Behind the fork, in whose child the asyncio of Python 3.12 takes the wakeup away.
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         print("ready", flush=True)
         while True:
             for key, _ in selector.select():
