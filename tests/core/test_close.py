@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dex import StopFlowOptions, StopType
 
 from core.conftest import TURN_S, Stage, Stages
 from core.crash_agent import ledger
@@ -197,6 +200,43 @@ async def test_a_stopped_session_is_closed_already(stages: Stages) -> None:
         await stage.client.stop_flow("s")
         assert await stage.sessions.close_session("s") == ClosedSession(0, "")
         assert (await stage.sessions.get_agent_snapshot("s")).close_reason == ""
+
+
+@pytest.mark.parametrize("end", ["failed", "canceled", "terminated", "timed out"])
+async def test_open_approvals_end_with_whatever_ends_the_flow(
+    stages: Stages, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [Call("look", ToolEffect.NON_IDEMPOTENT_WRITE, approval=True)]
+    async with stages.play([calls, "done"], {"look": look}) as stage:
+        if end == "timed out":
+            start: Any = stage.client.start_flow
+
+            async def start_with_limit(*given: Any) -> str:
+                *rest, options = given
+                limited = replace(options, timeout=timedelta(seconds=2))
+                return str(await start(*rest, limited))
+
+            monkeypatch.setattr(stage.client, "start_flow", start_with_limit)
+        await stage.sessions.start_session("s", "hello")
+        snapshot = await stage.sessions.wait_until_settled("s", turns_done=1, timeout_s=TURN_S)
+        (waiting,) = snapshot.pending_interrupts
+        if end != "timed out":
+            kinds = {"failed": StopType.FAIL, "canceled": StopType.CANCEL}
+            how = StopFlowOptions(kinds.get(end, StopType.TERMINATE), "enough")
+            await stage.client.stop_flow("s", how)
+        with pytest.raises(SessionClosedError):
+            await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        snapshot = await stage.sessions.get_agent_snapshot("s")
+        assert (snapshot.status, snapshot.pending_interrupts) == ("closed", ())
+        with pytest.raises(SessionClosedError):
+            await stage.sessions.resolve_interrupt("s", waiting.interrupt_id, approved=True)
+        assert stage.runner.count("look") == 0
+        # Nothing of it is in the way of who cleans up.
+        status = "failed" if end == "timed out" else end
+        assert (await stage.client.describe_flow("s")).status.value == status
+        listed = await stage.client.search_flows(f"FlowType = '{stage.flow.get_flow_type()}'", 10)
+        assert [(flow.flow_id, flow.status.value) for flow in listed.flows] == [("s", status)]
+        assert (await stage.sessions.list_messages("s")).messages == ()
 
 
 async def test_wrong_uses_have_names(stages: Stages) -> None:

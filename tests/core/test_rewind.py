@@ -17,6 +17,7 @@ from dex_agents import (
     AgentMessage,
     InvalidInputError,
     Json,
+    NewerTurnError,
     RequestIdReusedError,
     RewoundSession,
     SessionClosedError,
@@ -230,6 +231,30 @@ async def test_wrong_targets_have_names(stages: Stages) -> None:
         with pytest.raises(SessionClosedError):
             await stage.sessions.rewind("s", "t2")
         assert await read(stage) == ["m1", "a1", "m2", "a2"]
+
+
+async def test_a_turn_that_the_caller_has_not_seen_is_not_removed(stages: Stages) -> None:
+    async with stages.play([f"a{n}" for n in range(1, 9)]) as stage:
+        rewind = stage.sessions.rewind
+        await talk(stage, ["m1", "m2", "m3"])
+        with pytest.raises(
+            NewerTurnError, match=r"turn t3 has ended, which is newer than expected_"
+        ):
+            await rewind("s", "t2", expected_last_turn_id="t2", request_id="r")
+        with pytest.raises(TurnTargetError, match=r"expected_last_turn_id is none .*, t1 to t3;"):
+            await rewind("s", "t2", expected_last_turn_id="t4")
+        assert await read(stage) == ["m1", "a1", "m2", "a2", "m3", "a3"]
+        # An id that was refused is free, and one that acted answers the same whatever came since.
+        rewound = await rewind("s", "t3", expected_last_turn_id="t3", request_id="r")
+        assert rewound.removed_turns == ("t3",)
+        await say(stage, "m4")
+        assert await rewind("s", "t3", expected_last_turn_id="t3", request_id="r") == rewound
+        # Removed turns are not newer ones, and may be what was seen last.
+        with pytest.raises(NewerTurnError, match="turn t4"):
+            await rewind("s", "t2", expected_last_turn_id="t3")
+        await rewind("s", "t4", expected_last_turn_id="t4")
+        assert (await rewind("s", "t2", expected_last_turn_id="t4")).removed_turns == ("t2",)
+        assert await read(stage) == ["m1", "a1"]
 
 
 class NotingRunner(ScriptedRunner):

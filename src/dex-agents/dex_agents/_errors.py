@@ -99,6 +99,10 @@ class TurnTargetError(SessionError):
     """A session cannot be rewound or forked to this turn; the text says why."""
 
 
+class NewerTurnError(SessionError):
+    """A session was not rewound, as a turn has ended that its caller had not seen; the text names it."""
+
+
 class RequestIdReusedError(SessionError):
     """A request id was used before with other arguments."""
 

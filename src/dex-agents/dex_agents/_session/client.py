@@ -310,7 +310,12 @@ class AgentSessionClient:
         )
 
     async def rewind(
-        self, session_id: str, before_turn_id: str, *, request_id: str | None = None
+        self,
+        session_id: str,
+        before_turn_id: str,
+        *,
+        expected_last_turn_id: str | None = None,
+        request_id: str | None = None,
     ) -> RewoundSession:
         """Go back to before a turn: it and all later ones count no more.
 
@@ -320,10 +325,13 @@ class AgentSessionClient:
 
         Args:
             before_turn_id: Id of a finished turn, as messages and snapshots name it.
+            expected_last_turn_id: The newest turn that the caller has seen. If a newer one has ended
+                since, nothing is removed; without it such a turn is removed too.
             request_id: Hand the same id again to repeat a call whose answer was lost: it acts once
                 and answers the same.
 
         Raises:
+            NewerTurnError: A turn newer than ``expected_last_turn_id`` has ended; nothing changed.
             TurnOpenError: A turn is open, or a message waits for its own; nothing changed.
             TurnTargetError: There is no such turn, none before it, or what the model read then is
                 gone; nothing changed.
@@ -336,10 +344,14 @@ class AgentSessionClient:
         """
         checks.check_session_id(session_id)
         self._check_text("before_turn_id", before_turn_id)
+        if expected_last_turn_id is not None:
+            self._check_text("expected_last_turn_id", expected_last_turn_id)
         if request_id is None:
             request_id = uuid.uuid4().hex
         checks.check_command_id("request_id", request_id)
-        return await going_back.rewind(self._connection, session_id, before_turn_id, request_id)
+        return await going_back.rewind(
+            self._connection, session_id, before_turn_id, expected_last_turn_id, request_id
+        )
 
     async def fork_session(
         self,

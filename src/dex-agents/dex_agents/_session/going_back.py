@@ -7,6 +7,7 @@ from dex import RPCInvokeOptions
 from dex_agents._contract import Json, TurnRemover
 from dex_agents._errors import (
     InvalidInputError,
+    NewerTurnError,
     RequestIdReusedError,
     SessionUnavailableError,
     TurnOpenError,
@@ -27,7 +28,11 @@ _TRIES = 20
 
 
 async def rewind(
-    connection: SessionConnection, session_id: str, before_turn_id: str, request_id: str
+    connection: SessionConnection,
+    session_id: str,
+    before_turn_id: str,
+    expected_last_turn_id: str | None,
+    request_id: str,
 ) -> RewoundSession:
     """Remove the turns from the given one on; a known request id acts once."""
     options = RPCInvokeOptions(
@@ -38,6 +43,7 @@ async def rewind(
         request = {
             "request_id": request_id,
             "before_turn": before_turn_id,
+            "expected_last_turn": expected_last_turn_id,
             "finished_turns": branch.header.finished_turns,
             "note": await _note(connection, session_id, branch, before_turn_id),
         }
@@ -104,6 +110,16 @@ def _refusal(session_id: str, turn_id: str, request_id: str, answer: Json) -> Ex
             return TurnOpenError(
                 f"{where} has a message that waits for its turn; wait for the turn's end with "
                 "wait_for_turn, then rewind"
+            )
+        case "newer":
+            return NewerTurnError(
+                f"{where} was not rewound: turn t{answer['last_turn']} has ended, which is newer "
+                "than expected_last_turn_id; look at it, then rewind with its id, or without one"
+            )
+        case "unknown_seen":
+            return TurnTargetError(
+                f"{where} cannot be rewound: expected_last_turn_id is none of its finished turns, "
+                f"t1 to t{answer['last_turn']}; take AgentMessage.turn_id of the newest message"
             )
     return TurnTargetError(f"{where} cannot be rewound: {target_refusal(turn_id, answer)}")
 

@@ -53,7 +53,8 @@ async def snapshot(connection: SessionConnection, session_id: str) -> AgentSnaps
     # Only an idle session completes without a word in its state.
     is_idle = stored.status != "closed" and status is FlowStatus.COMPLETED
     reason = _IDLE_REASON if is_idle else stored.close_reason
-    return replace(stored, status="closed", close_reason=reason)
+    # Nobody can answer them any more, whatever the session knew of its end.
+    return replace(stored, status="closed", close_reason=reason, pending_interrupts=())
 
 
 async def message_page(

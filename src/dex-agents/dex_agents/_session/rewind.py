@@ -115,6 +115,11 @@ def _removed(context: Context, header: Header, given: dict[str, Any]) -> dict[st
     summary = find_summary(header, read_summary_marks(context), kept[-1])
     if summary is None:
         return {"refused": "forgotten"}
+    if (seen := given.get("expected_last_turn")) is not None:
+        if not known_turn(header, seen):
+            return {"refused": "unknown_seen", "last_turn": header.finished_turns}
+        if live[-1] > turn_number(seen):
+            return {"refused": "newer", "last_turn": live[-1]}
     if header.finished_turns != given["finished_turns"]:
         return {"refused": "moved_on"}  # the note was made of other turns
     removed = removed_with(header.removed, first, header.finished_turns)

@@ -77,6 +77,7 @@ class AgentSnapshot:
             session has ended, and the rest shows how it stood then.
         turn_id: The open turn, or empty.
         turns_done: Turns that have ended, failed and removed ones included.
+        pending_interrupts: What the open turn waits for; nothing once the session has ended.
         revision: Grows whenever a turn ends or starts to wait for a person.
         usage: Tokens and model calls of finished turns.
         last_turn: How the newest finished turn ended, or ``None`` before its end.
