@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import importlib
 import inspect
 import logging
@@ -182,6 +183,10 @@ def main() -> None:
     except NoSuchFunctionError as error:
         _LOGGER.error("%s", error)
         sys.exit(NO_SUCH_FUNCTION_CODE)
+    # What is there by now, mostly modules, stays for good. The collector would go through all of it
+    # again and again, as each turn of a long session makes and drops ten thousands of objects.
+    gc.collect()
+    gc.freeze()
     run_with_uvloop(
         serve(
             flows,
