@@ -542,6 +542,11 @@ def test_malformed_wait_results(result: pb.InvokeWaitForMethodResponse, wanted: 
         ResultReader(Limits(), 1_000, {}).wait_for(result, PARENT, "Wait-1")
 
 
+def test_a_subflow_without_a_reuse_policy_runs_again_after_a_failure() -> None:
+    read = ResultReader(Limits(), 1_000, {}).wait_for(_sub_flow(), PARENT, "Wait-1")
+    assert [sub_flow.reuse for sub_flow in read.sub_flows] == ["restart_failed"]
+
+
 def _decision(kind: int | None = None, steps: int = 0, **close: Any) -> pb.StepDecision:
     decision = pb.StepDecision(next_steps=[pb.StepMovement(step_type="S")] * steps)
     if kind is not None:
