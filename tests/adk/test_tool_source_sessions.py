@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import socket
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +22,9 @@ from dex_agents import (
     ToolEffect,
     ToolExecutionResult,
     ToolOutcomeUnknownError,
+    ToolSource,
 )
+from dex_agents.mcp import HttpServer, McpToolSource
 from dex_agents.testing import PrivateEngine, private_engine, read_step_history, step_shape
 from dex_agents_google_adk import AdkAgentRunner, adk_agent_session_flow
 from support.adk_oracle import ScriptedLlm, World, call, text
@@ -41,7 +44,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[PrivateEngine]:
 
 
 async def one_turn(
-    engine: PrivateEngine, folder: Path, world: World, source: ScriptedSource
+    engine: PrivateEngine, folder: Path, world: World, source: ToolSource
 ) -> list[str]:
     """Step shape of a session's first turn; the Flow is made by hand around the runner."""
     root = LlmAgent(name="root", model=ScriptedLlm(world=world))
@@ -83,6 +86,27 @@ async def test_each_call_runs_once_in_a_step_of_its_own(
     assert source.ran().index("pay") < source.ran().index("send")
     assert source.listed == 2
     assert answers(world)["look"] == {"id": "2"}
+
+
+async def test_a_server_that_never_answers_leaves_the_turn_without_its_tools(
+    engine: PrivateEngine, tmp_path: Path
+) -> None:
+    second = timedelta(seconds=1)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        server = HttpServer(f"http://127.0.0.1:{deaf.getsockname()[1]}/mcp")
+        source = McpToolSource("notes", server, connect_timeout=second, list_timeout=second)
+        world = World([text("done")])
+        shape = await one_turn(engine, tmp_path, world, source)
+    # The turn ended well: a failed listing is no failed attempt of the model call.
+    assert shape == ["AwaitUserMessage", "RunModel"]
+    (row,) = [
+        row
+        for row in await read_step_history(engine.address, "s")
+        if (row.step_type, row.method) == ("RunModel", "execute")
+    ]
+    assert (row.attempts, row.outcome) == (1, "completed")
+    (request,) = world.requests
+    assert not request["config"].get("tools")
 
 
 async def test_started_tasks_are_not_polled(engine: PrivateEngine, tmp_path: Path) -> None:
