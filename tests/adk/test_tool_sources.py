@@ -436,19 +436,19 @@ def test_step_options_are_checked() -> None:
 @pytest.mark.parametrize(
     "listed",
     [
-        [object()],
-        [SourceTool(" ", "", {})],
-        [SourceTool(cast(Any, 7), "", {})],
-        [SourceTool("look", cast(Any, None), {})],
-        [SourceTool("look", "", cast(Any, None))],
-        [SourceTool("look", "", {"properties": object()})],
+        lambda: [object()],
+        lambda: [SourceTool(" ", "", {})],
+        lambda: [SourceTool(cast(Any, 7), "", {})],
+        lambda: [SourceTool("look", cast(Any, None), {})],
+        lambda: [SourceTool("look", "", cast(Any, None))],
+        lambda: [SourceTool("look", "", {"properties": object()})],
     ],
     ids=["wrong type", "no name", "number", "no description", "no schema", "no JSON"],
 )
-async def test_a_listing_that_is_none_offers_nothing(listed: Any) -> None:
+async def test_a_listing_that_is_none_offers_nothing(listed: Callable[[], Any]) -> None:
     class Broken(ScriptedSource):
         async def list_tools(self) -> Any:
-            return listed
+            return listed()
 
     world = World([text("done")])
     await driver_of(world, Broken()).turn("go")
@@ -490,7 +490,11 @@ async def test_a_source_that_cannot_say_how_to_run_a_call_is_named() -> None:
     wrong: list[tuple[str, Callable[..., Any], str]] = [
         ("build_tool_call", fails, "KeyError: 'price'"),
         ("build_tool_call", gives(None), "build_tool_call gave a NoneType"),
-        ("build_tool_call", gives(SourceToolCall(cast(Any, "read"))), "not a ToolEffect"),
+        (
+            "build_tool_call",
+            lambda *_: SourceToolCall(cast(Any, "read")),
+            "SourceToolCall.effect must be",
+        ),
         ("tool_call_step_options", gives(None), "tool_call_step_options gave a NoneType"),
     ]
     for method, replaced, why in wrong:

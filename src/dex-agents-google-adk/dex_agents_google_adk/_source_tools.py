@@ -17,7 +17,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from dex_agents._contract import DeferredToolExecution, Json, ToolExecutionResult
-from dex_agents._effects import ToolEffect, ToolPolicy
+from dex_agents._effects import ToolPolicy
 from dex_agents._errors import (
     AgentError,
     AgentTurnError,
@@ -240,8 +240,6 @@ class SourceTools:
             raise _undecided(tool, describe(error)) from error
         if not isinstance(call, SourceToolCall):
             raise _undecided(tool, f"build_tool_call gave a {type(call).__name__}")
-        if not isinstance(call.effect, ToolEffect):
-            raise _undecided(tool, f"the effect is {call.effect!r}, not a ToolEffect")
         if not isinstance(options, ToolCallStepOptions):
             raise _undecided(tool, f"tool_call_step_options gave a {type(options).__name__}")
         return call, options
