@@ -136,8 +136,8 @@ types() {
 tests() {
   local part parts=(engine agents) out=.venv/tests failed=0
   local -A job paths=(
-    [engine]="tests/dex_lite tests/packaging tests/core"
-    [agents]="tests --ignore=tests/dex_lite --ignore=tests/packaging --ignore=tests/core"
+    [engine]="tests/dex_lite tests/core"
+    [agents]="tests --ignore=tests/dex_lite --ignore=tests/core"
   )
   rm -rf "$out" && mkdir -p "$out"
   # Without job control bash starts background commands with SIGINT ignored, and tests send it.

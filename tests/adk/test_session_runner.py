@@ -205,7 +205,7 @@ def test_another_frameworks_flow_is_refused() -> None:
     from core.scripted_runner import ScriptedRunner
 
     flow = AgentSessionFlow(ScriptedRunner([]), flow_type="NoAdk")
-    sessions: Any = None
+    sessions = AgentSessionClient.__new__(AgentSessionClient)
     with pytest.raises(
         TypeError, match="flow must be one of an ADK agent, but its runner is a Scr"
     ):

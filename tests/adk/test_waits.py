@@ -74,6 +74,23 @@ async def test_long_running_tools_start_once_and_wait(tmp_path: Path) -> None:
     assert len(calls["long_running_tool_ids"]) == 3
 
 
+async def test_an_empty_answer_is_an_answer(tmp_path: Path) -> None:
+    answers: list[Any] = [{}, [], "", 0, False]
+    world = World([[call("render", x=n) for n in range(len(answers))], text("all there")])
+
+    def render(x: int) -> None:
+        """Render."""
+
+    root = LlmAgent(
+        name="root", model=ScriptedLlm(world=world), tools=[LongRunningFunctionTool(render)]
+    )
+    async with session(root, tmp_path) as sessions:
+        for item, answer in zip(await pending(sessions, len(answers)), answers, strict=True):
+            await sessions.answer_question("s", item.interrupt_id, answer)
+        await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+    assert responses(world) == [{}, *({"result": answer} for answer in answers[1:])]
+
+
 @pytest.mark.parametrize("approved", [True, False])
 async def test_an_approval_with_payload_that_the_tool_asks_for(
     approved: bool, tmp_path: Path

@@ -55,7 +55,9 @@ async def check_payment_that_runs_twice(folder: Path) -> None:
         places=lambda place: place.startswith("tool."),
         data_dir=folder,
     )
-    assert {row.place.partition("#")[0] for row in report.failures} == {"tool.after_call"}
+    # The calls of a response run side by side: a kill in front of one may meet another behind its effect.
+    failed = {row.place.partition("#")[0] for row in report.failures}
+    assert "tool.after_call" in failed <= {"tool.before_call", "tool.after_call"}, report
     assert all("ran 2 times, without a kill 1" in row.differences[0] for row in report.failures)
     with pytest.raises(AssertionError, match="kills changed the session\nplace "):
         report.check()
@@ -103,6 +105,12 @@ async def test_what_cannot_be_explored(tmp_path: Path) -> None:
         await explore_crashes(lambda: None, ["x"], data_dir=tmp_path)
     with pytest.raises(ValueError, match="must look like"):
         await explore_crashes("nothing", ["x"], data_dir=tmp_path)
+    with pytest.raises(
+        ValueError, match=r"none of the places that the session passes: message\.before#1"
+    ):
+        await explore_crashes(
+            f"{EXPLORED}:pays_twice", ["order-1"], places=lambda _: False, data_dir=tmp_path
+        )
 
 
 def run_of(*said: str, asked: tuple[str, ...] = ("q",), error: str = "") -> Run:

@@ -44,7 +44,7 @@ from dex_agents_google_adk._json import copy_json
 from dex_agents_google_adk._node_path import parse_node_path
 from dex_agents_google_adk._open_response import DeferredCall
 from dex_agents_google_adk._pauses import YIELD_TOOL_NAME, agent_key, put_off, yield_answer
-from dex_agents_google_adk._records import actions_of, response_of
+from dex_agents_google_adk._records import actions_of, given_answer, response_of
 from dex_agents_google_adk._run_state import CallKind
 from dex_agents_google_adk._source_tools import note_called
 from dex_agents_google_adk._tree import AgentTree
@@ -274,7 +274,8 @@ class FirstPlugin(BasePlugin):
                 self._attempt.call_settled(tool_context)
                 return _settled_answer(call.response)
             apply_actions(tool_context, copy_json(actions_of(replay.record)))
-            return copy_json(response_of(replay.record))
+            answer = copy_json(response_of(replay.record))
+            return given_answer(answer) if tool.is_long_running else answer
         response = self._attempt.open_response(key)
         if response is not None and not response.replayed:
             response.contexts[call_id] = tool_context

@@ -29,6 +29,20 @@ def response_of(record: ToolCallRecord) -> Any:
     return {**response, EDITED_KEY: record.edited_arguments}
 
 
+class _Given(dict[str, Any]):
+    """A dict that counts as an answer although it is empty."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def given_answer(answer: Any) -> Any:
+    """The answer to a call that ADK lets wait, where an empty value would mean that none came."""
+    if answer:
+        return answer
+    return _Given(answer) if isinstance(answer, dict) else {"result": answer}
+
+
 def _plain_response(record: ToolCallRecord) -> Any:
     if record.status is ToolCallStatus.SUCCEEDED:
         if record.images:

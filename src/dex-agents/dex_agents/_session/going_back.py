@@ -128,9 +128,11 @@ def target_refusal(turn_id: str, answer: Json) -> str:
     """Why a turn is no target."""
     match answer["refused"]:
         case "unknown":
+            last = answer["last_turn"]
+            finished = f"t1 to t{last}" if last else "of which there is none yet"
             return (
-                f"{turn_id!r:.100} is none of its finished turns, t1 to t{answer['last_turn']}; see "
-                "AgentMessage.turn_id of list_messages"
+                f"{turn_id!r:.100} is none of its finished turns, {finished}; wait for the turn's "
+                "end, or see AgentMessage.turn_id of list_messages"
             )
         case "removed":
             left = ", ".join(f"t{number}" for number in answer["left"])

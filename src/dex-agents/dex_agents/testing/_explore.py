@@ -75,8 +75,8 @@ async def explore_crashes(
 
     Raises:
         TypeError: An argument is of another type.
-        ValueError: One is out of its range, ``messages`` is empty, or ``flow`` builds no or several Flows, or cannot be
-            imported by another process.
+        ValueError: One is out of its range, ``messages`` is empty, ``places`` chooses none, or ``flow`` builds no or
+            several Flows, or cannot be imported by another process.
         RuntimeError: The undisturbed run failed, or the engine cannot be killed.
         TimeoutError: A run took longer than ``timeout_s``; the text names its place.
     """
@@ -111,8 +111,13 @@ async def explore_crashes(
         )
         async with explorer.serve(kill) as (sessions, engine):
             reference = await explorer.play_undisturbed(sessions)
+            passed = explorer.passed(_session_id(0))
+            if not any(map(places, passed)):
+                raise ValueError(
+                    f"places chooses none of the places that the session passes: {', '.join(passed)}"
+                )
             rows = []
-            for number, place in enumerate(explorer.passed(_session_id(0)), start=1):
+            for number, place in enumerate(passed, start=1):
                 if places(place):
                     async with _restarting(engine, kill == "engine"):
                         run = await explorer.play_killed(sessions, number)
