@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
 
 import pytest
-from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.loop_agent import LoopAgent
 from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.agents.sequential_agent import SequentialAgent
@@ -19,6 +17,7 @@ from google.adk.workflow import BaseNode
 from dex_agents._effects import ToolEffect
 from support.adk_oracle import call, run_plain, text
 from support.random_trees import make_llm
+from support.tree_cases import around, llm, slow_tool
 from support.tree_oracle import Scripts, TreeLlm, TreeWorld, compare_tree
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -63,60 +62,41 @@ class ThinkingLlm(TreeLlm):
         yield LlmResponse()
 
 
-async def never_ends(x: str) -> None:
-    """Wait until it is cancelled."""
-    await asyncio.Event().wait()
-
-
-def branch(world: TreeWorld, name: str, model: type[TreeLlm], *tools: Any) -> LlmAgent:
-    def note(kind: str) -> Callable[..., None]:
-        return lambda *_, **__: world.log(f"{kind} {name}")
-
-    return LlmAgent(
-        name=name,
-        model=model(world=world),
-        tools=[*tools, exit_loop],
-        before_agent_callback=note("before"),
-        after_agent_callback=note("after"),
-        before_tool_callback=note("before_tool"),
-    )
-
-
 def parallel(world: TreeWorld, exits: type[TreeLlm]) -> ParallelAgent:
-    return ParallelAgent(
-        name="par",
-        sub_agents=[branch(world, "a", exits), branch(world, "b", TreeLlm, never_ends)],
-        before_agent_callback=lambda callback_context: world.log("before par"),
-        after_agent_callback=lambda callback_context: world.log("after par"),
+    found: ParallelAgent = around(
+        world,
+        ParallelAgent,
+        "par",
+        llm(world, "a", exit_loop, model=exits),
+        llm(world, "b", slow_tool()),
     )
+    return found
 
 
-AROUND: dict[str, Callable[[TreeWorld, ParallelAgent], BaseNode]] = {
+OUTSIDE: dict[str, Callable[[TreeWorld, ParallelAgent], BaseNode]] = {
     "nothing": lambda _, par: par,
     "loop": lambda _, par: LoopAgent(name="loop", max_iterations=2, sub_agents=[par]),
-    "sequence": lambda world, par: SequentialAgent(
-        name="seq", sub_agents=[par, branch(world, "z", TreeLlm)]
-    ),
+    "sequence": lambda world, par: SequentialAgent(name="seq", sub_agents=[par, llm(world, "z")]),
     "loop and sequence": lambda world, par: LoopAgent(
         name="loop",
         max_iterations=2,
-        sub_agents=[SequentialAgent(name="seq", sub_agents=[par, branch(world, "z", TreeLlm)])],
+        sub_agents=[SequentialAgent(name="seq", sub_agents=[par, llm(world, "z")])],
     ),
 }
 SCRIPTS: Scripts = {
     "a": [[EXIT], text("a again")],
-    "b": [[call("never_ends", x="1")], text("b again")],
+    "b": [[call("slow", x="1")], text("b again")],
     "z": [text("z"), text("z again")],
 }
 
 
-@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("outside", OUTSIDE)
 @pytest.mark.parametrize("exits", [TreeLlm, LateLlm], ids=["at once", "when the other waits"])
 async def test_a_branch_that_escalates_ends_the_calls_beside_it(
-    exits: type[TreeLlm], around: str
+    exits: type[TreeLlm], outside: str
 ) -> None:
     def build(world: TreeWorld) -> BaseNode:
-        return AROUND[around](world, parallel(world, exits))
+        return OUTSIDE[outside](world, parallel(world, exits))
 
     plain_world, world = EscalationWorld(SCRIPTS), EscalationWorld(SCRIPTS)
     plain = await run_plain(build, plain_world, ["go"])
@@ -172,7 +152,10 @@ async def test_a_model_that_is_asked_when_another_branch_escalates_is_given_up()
     def build(world: TreeWorld) -> BaseNode:
         return ParallelAgent(
             name="par",
-            sub_agents=[branch(world, "a", LateLlm), branch(world, "b", ThinkingLlm)],
+            sub_agents=[
+                llm(world, "a", exit_loop, model=LateLlm),
+                llm(world, "b", model=ThinkingLlm),
+            ],
         )
 
     plain_world, world = EscalationWorld(SCRIPTS), EscalationWorld(SCRIPTS)

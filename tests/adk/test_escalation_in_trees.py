@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -11,24 +10,14 @@ from google.adk.agents.loop_agent import LoopAgent
 from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.tools.exit_loop_tool import exit_loop
-from google.adk.tools.function_tool import FunctionTool
 
 from dex_agents._effects import ToolEffect
 from support.adk_oracle import call, run_plain, text
-from support.tree_cases import around, llm, move
+from support.tree_cases import around, llm, move, slow_tool
 from support.tree_oracle import Scripts, TreeWorld, compare_tree
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 Build = Callable[[TreeWorld, BaseAgent], BaseAgent]
-
-
-def slow_tool() -> FunctionTool:
-    async def slow(x: str) -> str:
-        """Take longer than the other branch needs."""
-        await asyncio.Event().wait()
-        raise AssertionError("not reached")
-
-    return FunctionTool(slow)
 
 
 def in_loop_of_sequence(world: TreeWorld, parallel: BaseAgent, name: str = "root") -> BaseAgent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,20 @@ def tool(world: TreeWorld, name: str) -> FunctionTool:
     return FunctionTool(run)
 
 
-def llm(world: TreeWorld, name: str, *tools: Any, **fields: Any) -> LlmAgent:
+def slow_tool() -> FunctionTool:
+    """A tool that takes longer than anything else in its turn."""
+
+    async def slow(x: str) -> str:
+        """Take longer than the other branch needs."""
+        await asyncio.Event().wait()
+        raise AssertionError("not reached")
+
+    return FunctionTool(slow)
+
+
+def llm(
+    world: TreeWorld, name: str, *tools: Any, model: type[TreeLlm] = TreeLlm, **fields: Any
+) -> LlmAgent:
     """An agent whose callbacks leave a trace."""
 
     def note(kind: str) -> Callable[..., None]:
@@ -47,7 +61,7 @@ def llm(world: TreeWorld, name: str, *tools: Any, **fields: Any) -> LlmAgent:
 
     return LlmAgent(
         name=name,
-        model=TreeLlm(world=world),
+        model=model(world=world),
         instruction=fields.pop("instruction", f"You are {name}."),
         description=f"{name} does {name}",
         tools=[tool(world, item) if isinstance(item, str) else item for item in tools],
