@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import signal
@@ -34,7 +35,7 @@ from dex_agents import (
     ToolEffect,
 )
 from dex_agents.testing import WorkerProcess, is_failpoint_reached, private_engine
-from dex_agents_google_adk import AdkAgentRunner
+from dex_agents_google_adk import AdkAgentRunner, CredentialRequest, adk_agent_session_flow
 from support.credential_agent import (
     AUTHORIZATION_SECRET,
     BalanceModel,
@@ -366,4 +367,33 @@ async def test_a_credential_may_be_withheld(
         asked = await pending(sessions)
         await sessions.resolve_interrupt("s", asked.interrupt_id, approved=False, message="No.")
         assert await final_text(sessions) == "report: {'error': 'No.'}"
+    assert not provider.opened
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit("my-secret"),
+        BaseExceptionGroup("my-secret", [SystemExit(3)]),
+        asyncio.CancelledError("my-secret"),
+        GeneratorExit("my-secret"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_whatever_the_resolver_raises_the_call_never_ran(
+    provider: OAuthProvider, vault: Vault, folder: Path, error: BaseException
+) -> None:
+    async def resolve(reference: str, request: CredentialRequest) -> AuthCredential | None:
+        raise error
+
+    agent = build_agent(api_key_config(), provider.url)
+    flow = adk_agent_session_flow(agent, flow_type="Balance", credential_resolver=resolve)
+    async with session(flow, folder) as sessions:
+        approval = await pending(sessions)
+        await sessions.resolve_interrupt("s", approval.interrupt_id, approved=True)
+        asked = await pending(sessions, after=approval.interrupt_id)
+        await sessions.provide_credential("s", asked.interrupt_id, "kept")
+        said = await final_text(sessions)
+    why = f"the credential resolver failed with {type(error).__name__}"
+    assert said == f"report: {{'error': 'The tool call failed: The tool did not run: {why}'}}"
     assert not provider.opened

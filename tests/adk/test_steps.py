@@ -133,6 +133,31 @@ async def test_errors_of_a_tool() -> None:
         await runner.execute_deferred_tool_call(execution("fails", tool_context=[1]))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(3), BaseExceptionGroup("two", [SystemExit(3)]), asyncio.CancelledError()],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_toolset_that_breaks_before_its_tool_runs(error: BaseException) -> None:
+    class Breaks(BaseToolset):
+        async def get_tools(self, readonly_context: Any = None) -> list[BaseTool]:
+            raise error
+
+    with pytest.raises(ToolNotStartedError, match=f"be prepared: {type(error).__name__}"):
+        await runner_of(Breaks()).execute_deferred_tool_call(execution("any"))
+
+
+async def test_a_cancelled_preparation_stays_cancelled() -> None:
+    class Waits(BaseToolset):
+        async def get_tools(self, readonly_context: Any = None) -> list[BaseTool]:
+            await asyncio.Event().wait()
+            return []
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await runner_of(Waits()).execute_deferred_tool_call(execution("any"))
+
+
 async def test_asking_for_an_approval_inside_a_step_waits() -> None:
     def confirm(tool_context: ToolContext) -> str:
         if tool_context.tool_confirmation is None:

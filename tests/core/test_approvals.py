@@ -15,6 +15,7 @@ from dex_agents import (
     DeferredToolExecution,
     InterruptError,
     InvalidInputError,
+    RequestIdReusedError,
     ToolCallStatus,
     ToolEffect,
 )
@@ -184,3 +185,22 @@ async def test_an_announced_interrupt_can_be_answered(stages: Stages) -> None:
             "turn_completed",
         ]
         assert len(seen) == len(types)
+
+
+async def test_an_id_of_another_answer_is_refused(stages: Stages) -> None:
+    async with stages.play([[PAY, PAY], "done"], {"pay": pay}) as stage:
+        snapshot = await until_asked(stage)
+        first, second = (asked.interrupt_id for asked in snapshot.pending_interrupts)
+        answer = stage.sessions.resolve_interrupt
+        await answer("s", first, approved=True, answer_id="a")
+        others: list[dict[str, Any]] = [
+            {"approved": False},
+            {"approved": True, "arguments": {"x": 1}},
+        ]
+        for other in others:
+            with pytest.raises(RequestIdReusedError, match="'a' was used for another answer"):
+                await answer("s", first, answer_id="a", **other)
+        await answer("s", first, approved=True, answer_id="a")
+        await answer("s", second, approved=False, answer_id="a")  # ids are those of one interrupt
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        assert [record.status for record in stage.runner.records(1)] == ["succeeded", "rejected"]

@@ -22,7 +22,7 @@ from dex_agents import (
     SessionUnavailableError,
     ToolEffect,
 )
-from dex_agents._session import resources
+from dex_agents._session import connection, resources
 
 CANCELLED = "the user cancelled the turn"
 
@@ -327,7 +327,10 @@ class BusyFlow(AgentSessionFlow):
         return RPCResult(name)
 
 
-async def test_a_lock_that_is_held_has_a_name_of_its_own(stages: Stages) -> None:
+async def test_a_lock_that_is_held_has_a_name_of_its_own(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LOCK_WAIT_S", 0.5)
     pay = Call("pay", ToolEffect.NON_IDEMPOTENT_WRITE, approval=True)
     script: list[Answer] = [[pay], "done"]
     async with stages.play(script, {"pay": look}, flow_class=BusyFlow) as stage:

@@ -14,6 +14,7 @@ from dex_agents import (
     AgentSessionOptions,
     AgentTurnError,
     InvalidInputError,
+    RequestIdReusedError,
     RunModelRequest,
     SessionClosedError,
     SessionNotFoundError,
@@ -207,6 +208,53 @@ async def test_more_than_may_wait_are_refused(stages: Stages) -> None:
         await stage.sessions.wait_for_turn("s", 3, timeout_s=TURN_S)
         # The first of them opened a turn of which the first model call took the others in.
         assert [turn for turn, _ in await texts_of(stage)] == ["t1", *["t2"] * 8, "t3"]
+
+
+async def test_of_many_at_once_no_more_than_may_wait_are_taken(stages: Stages) -> None:
+    options = AgentSessionOptions(max_queued_messages=12)
+    async with stages.play([str(n) for n in range(20)], options=options) as stage:
+        hold = stage.runner.before_answer = Hold()
+        await stage.sessions.start_session("s", "hello")
+        await hold.reached()
+
+        async def all_at_once(command: Any, letter: str) -> list[str]:
+            sent = [command("s", f"{letter}{number}") for number in range(16)]
+            answers = await asyncio.gather(*sent, return_exceptions=True)
+            return [str(answer) for answer in answers if isinstance(answer, InvalidInputError)]
+
+        steered_too_much = await all_at_once(stage.sessions.steer_user_message, "a")
+        assert len(steered_too_much) == 16 - 8
+        assert all(" has 8 messages that wait for the next model" in e for e in steered_too_much)
+        sent_too_much = await all_at_once(stage.sessions.send_user_message, "b")
+        assert len(sent_too_much) == 16 - 4
+        assert all(" has 12 messages that wait for their turn" in e for e in sent_too_much)
+        hold.may_go.set()
+        await stage.sessions.wait_for_turn("s", 6, timeout_s=TURN_S)
+        assert len(await texts_of(stage)) == 1 + 12
+
+
+async def test_an_id_of_another_message_is_refused(stages: Stages) -> None:
+    async with stages.play([str(n) for n in range(9)]) as stage:
+        steer, send = stage.sessions.steer_user_message, stage.sessions.send_user_message
+        hold = stage.runner.before_answer = Hold()
+        await stage.sessions.start_session("s", "hello")
+        await hold.reached()
+
+        async def only_as_it_was(message_id: str, text: str) -> None:
+            for command in (steer, send):
+                with pytest.raises(RequestIdReusedError, match=f"'{message_id}' was used for ano"):
+                    await command("s", f"not {text}", message_id=message_id)
+                assert await command("s", text, message_id=message_id) == message_id
+
+        await send("s", "sent", message_id="m1")
+        await only_as_it_was("m1", "sent")
+        await steer("s", "steered", message_id="m2")
+        await only_as_it_was("m2", "steered")
+        hold.may_go.set()
+        await stage.sessions.wait_for_turn("s", 2, timeout_s=TURN_S)
+        await only_as_it_was("m1", "sent")
+        await only_as_it_was("m2", "steered")
+        assert [text for _, text in await texts_of(stage)] == ["hello", "sent", "steered"]
 
 
 async def test_wrong_uses_have_names(stages: Stages) -> None:

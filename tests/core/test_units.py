@@ -45,6 +45,7 @@ from dex_agents._session.records import (
     Round,
     StoredInterrupt,
     TurnState,
+    content_digest,
     message_from_json,
     message_to_json,
 )
@@ -157,9 +158,11 @@ def test_messages_and_records_come_back() -> None:
 def test_the_header_stays_small_however_long_message_ids_are() -> None:
     header = Header()
     ids = [f"{number} " * 60 for number in range(3 * MESSAGE_IDS_KEPT)]
-    assert all(header.remember_message(one) for one in ids)
-    assert not header.remember_message(ids[-MESSAGE_IDS_KEPT])
-    assert header.remember_message(ids[0])
+    messages = [{"id": one, "text": one} for one in ids]
+    assert all(header.remember_message(one) for one in messages)
+    assert not header.remember_message(messages[-MESSAGE_IDS_KEPT])
+    assert header.content_of(ids[-1]) == content_digest(messages[-1])
+    assert header.remember_message(messages[0])
     assert len(encode(header.to_json())) < 1_500
 
 

@@ -24,6 +24,7 @@ from dex_agents._contract import DeferredToolExecution, InterruptKind, Interrupt
 from dex_agents._errors import ToolExecutionError, ToolNotStartedError
 from dex_agents_google_adk._adk_compat import credential_state
 from dex_agents_google_adk._secrets import Secrets
+from dex_agents_google_adk._tool_errors import ends_the_attempt
 
 MINIMUM_SECRET_BYTES = 32
 _SHOWN_OAUTH2 = (
@@ -186,8 +187,10 @@ class CredentialBroker:
         try:
             found = self.resolver(reference, request)
             credential = await found if inspect.isawaitable(found) else found
-        except Exception as error:
-            # Its text may hold the secret.
+        except BaseException as error:
+            if ends_the_attempt(error):
+                raise
+            # Whatever it is, the tool was not entered. Its text may hold the secret.
             raise ToolNotStartedError(
                 f"the credential resolver failed with {type(error).__name__}"
             ) from None

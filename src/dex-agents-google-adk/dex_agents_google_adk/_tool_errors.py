@@ -1,7 +1,8 @@
-"""The application's callbacks for a tool that raised, run in its Step, where the exception is."""
+"""What a tool or its surroundings raised: whose it is, and what the application's callbacks answer."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
@@ -10,6 +11,14 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 
 from dex_agents_google_adk._adk_compat import first_answer, invocation_of
+
+
+def ends_the_attempt(error: BaseException) -> bool:
+    """Whether it comes from outside, and is no failure of what ran."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt)
 
 
 async def result_or_answer(

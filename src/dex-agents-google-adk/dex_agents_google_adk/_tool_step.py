@@ -34,7 +34,7 @@ from dex_agents_google_adk._images import split_images
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._session import AttemptSessionService, make_session
 from dex_agents_google_adk._setup import RunnerSetup
-from dex_agents_google_adk._tool_errors import result_or_answer
+from dex_agents_google_adk._tool_errors import ends_the_attempt, result_or_answer
 
 
 def make_tool_context(
@@ -67,7 +67,9 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
         arguments = copy_json(dict(call.arguments))
     except ToolNotStartedError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if ends_the_attempt(error):
+            raise
         raise ToolNotStartedError(
             f"tool {call.tool_name!r} could not be prepared: {type(error).__name__}: {error}"
         ) from error

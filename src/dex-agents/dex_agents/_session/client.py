@@ -86,6 +86,7 @@ class AgentSessionClient:
             SessionNotFoundError, SessionClosedError: There is no open session of this id.
             InvalidInputError: The text or an id is refused, or too many messages wait; nothing was
                 stored.
+            RequestIdReusedError: The id was used for another message; nothing was stored.
             SessionUnavailableError: No Worker or no engine took it in time; send it again with its
                 ``command_id`` as ``message_id``.
         """
@@ -110,6 +111,7 @@ class AgentSessionClient:
             SessionNotFoundError, SessionClosedError: There is no open session of this id.
             InvalidInputError: The text or an id is refused, or too many messages wait; nothing was
                 stored.
+            RequestIdReusedError: The id was used for another message; nothing was stored.
             SessionUnavailableError: No Worker or no engine took it in time; send it again with its
                 ``command_id`` as ``message_id``.
         """
@@ -215,6 +217,7 @@ class AgentSessionClient:
         Raises:
             InterruptError: It is not pending, was already answered, has expired, or is another one
                 than shown; nothing changed, and the text says which.
+            RequestIdReusedError: ``answer_id`` was used for another answer to it, which counts.
             SessionNotFoundError, SessionClosedError: There is no open session of this id.
             InvalidInputError: An argument is refused; nothing was stored.
             SessionUnavailableError: No Worker or no engine took it in time; call again with its
@@ -252,8 +255,8 @@ class AgentSessionClient:
         Raises:
             InterruptError: It is not pending, was already answered, has expired, asks for an
                 approval, or the answer does not fit its ``response_schema``; nothing changed.
-            SessionNotFoundError, SessionClosedError, InvalidInputError, SessionUnavailableError:
-                As in :meth:`resolve_interrupt`.
+            SessionNotFoundError, SessionClosedError, InvalidInputError, SessionUnavailableError,
+            RequestIdReusedError: As in :meth:`resolve_interrupt`.
         """
         checks.check_session_id(session_id)
         checks.check_interrupt_id(interrupt_id)

@@ -20,6 +20,7 @@ from dex_agents._contract import Json
 from dex_agents._errors import (
     InterruptError,
     InvalidInputError,
+    RequestIdReusedError,
     SessionAlreadyExistsError,
     SessionClosedError,
     SessionUnavailableError,
@@ -102,11 +103,20 @@ async def send(
 ) -> None:
     """Queue a message or steer with it; one of a known id is not taken again."""
     accepted = resources.accepted.load(message_digest(message_id))
-    options = RPCInvokeOptions(load_attribute_map_instances=(accepted,))
+    options = RPCInvokeOptions(
+        lock_attribute_map_instances=(resources.QUEUE_LOCK,),
+        load_attribute_map_instances=(accepted,),
+    )
     message = {"id": message_id, "text": text, "images": list(images)}
     with repeated_with("message_id", message_id):
         answer = await connection.command(rpc, session_id, message, options)
-    if refused := answer.get("refused"):
+    refused = answer.get("refused")
+    if refused == "id_reused":
+        raise RequestIdReusedError(
+            f"message_id {message_id!r} was used for another message of session {session_id!r}; "
+            "nothing was stored, give each message an id of its own"
+        )
+    if refused:
         raise InvalidInputError(
             f"session {session_id!r} has {answer['waiting']} messages that wait for "
             f"{_WAIT_REFUSALS[refused]}"
@@ -137,6 +147,11 @@ async def answer_interrupt(
     refused = answer.get("refused")
     if not refused:
         return
+    if refused == "id_reused":
+        raise RequestIdReusedError(
+            f"answer_id {answer_id!r} was used for another answer to interrupt {interrupt_id!r} of "
+            f"session {session_id!r}; the first one counts"
+        )
     why = answer["why"] if refused == "misfit" else _ANSWER_REFUSALS[refused]
     if refused == "not_pending":
         snapshot = await stored_snapshot(connection, session_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -31,7 +32,7 @@ from dex_agents._errors import (
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.flow import AgentSessionFlow
 
-_LOCK_TRIES = 40
+LOCK_WAIT_S = 5.0
 # What gRPC calls an engine that is not there, or that went away before it had answered.
 _ENGINE_AWAY = (
     grpc.StatusCode.UNAVAILABLE,
@@ -63,15 +64,15 @@ class SessionConnection:
         # None of ours takes null; an RPC without input takes nothing else.
         sent = None if request is None else encode(request)
         async with self.errors(session_id):
-            for number in range(_LOCK_TRIES):
+            until = time.monotonic() + LOCK_WAIT_S
+            while time.monotonic() < until:
                 try:
                     answer = decode(
                         await self.client.invoke_rpc(rpc, session_id, sent, options=options)
                     )
                 except RpcLockConflictError:
-                    # Another answer, its deadline, or a turn that opens: all are quick.
-                    if number < _LOCK_TRIES - 1:
-                        await asyncio.sleep(random.uniform(0.005, 0.05))
+                    # Another command of its kind, a deadline, or a turn that opens: all are quick.
+                    await asyncio.sleep(random.uniform(0.005, 0.05))
                     continue
                 if isinstance(answer, dict) and answer.get("refused") == "incomplete":
                     raise _incomplete(session_id)

@@ -29,6 +29,7 @@ from dex_agents._session.records import (
     Header,
     StoredInterrupt,
     arguments_digest,
+    content_digest,
     message_digest,
     message_to_json,
 )
@@ -183,29 +184,29 @@ class AgentSessionFlow(Flow[bytes]):
 
     @rpc(name="send_user_message")
     def send_user_message_rpc(self, context: Context, message: bytes) -> RPCResult[bytes]:
-        """Queue a message for the next turn; the caller loads its entry in ``accepted``."""
-        if refused := _refused(context):
-            return refused
-        digest = message_digest(decode(message)["id"])
-        if resources.accepted.get(context, digest):
-            return RPCResult(encode({}))
+        """Queue a message for the next turn.
+
+        The caller holds the lock of the queue and loads the message's entry in ``accepted``.
+        """
+        given = decode(message)
+        if answer := _refused(context) or _known_message(context, given):
+            return answer
         waiting = resources.user_messages.size(context)
         if waiting >= self.options.max_queued_messages:
             return RPCResult(encode({"refused": "queue_full", "waiting": waiting}))
         # The Channel alone does not show a message that the next turn has taken but not begun with.
-        resources.accepted.set(context, digest, encode(None))
+        digest = message_digest(given["id"])
+        resources.accepted.set(context, digest, encode(content_digest(given)))
         resources.user_messages.publish(context, message)
         _failpoints.reach("send.before_commit", context.flow_id)
         return RPCResult(encode({}))
 
     @rpc(name="steer_user_message", load_attribute_maps=(resources.steering,))
     def steer_user_message_rpc(self, context: Context, message: bytes) -> RPCResult[bytes]:
-        """Queue a message for the open turn; the caller loads its entry in ``accepted``."""
-        if refused := _refused(context):
-            return refused
+        """Queue a message for the open turn; lock and entry as of ``send_user_message``."""
         given = decode(message)
-        if resources.accepted.get(context, message_digest(given["id"])):
-            return RPCResult(encode({}))
+        if answer := _refused(context) or _known_message(context, given):
+            return answer
         waiting = resources.user_messages.size(context)
         if waiting >= self.options.max_queued_messages:
             return RPCResult(encode({"refused": "queue_full", "waiting": waiting}))
@@ -264,8 +265,9 @@ class AgentSessionFlow(Flow[bytes]):
             return refused
         given = decode(answer)
         interrupt_id = given["interrupt_id"]
-        if interrupts.has_taken(context, interrupt_id, given):
-            return RPCResult(encode({}))
+        taken = interrupts.has_taken(context, interrupt_id, given)
+        if taken is not None:
+            return RPCResult(encode({} if taken else {"refused": "id_reused"}))
         stored = resources.interrupts.get(context, interrupt_id)
         if not stored:
             return RPCResult(encode({"refused": "not_pending"}))
@@ -400,6 +402,21 @@ def _refused(context: Context) -> RPCResult[bytes] | None:
     if resources.closing.get(context):
         return _CLOSED
     return _INCOMPLETE if is_incomplete(context) else None
+
+
+def _known_message(context: Context, given: dict[str, Any]) -> RPCResult[bytes] | None:
+    """The answer to a message whose id was used before."""
+    stored = resources.accepted.get(context, message_digest(given["id"]))
+    if stored:
+        content = decode(stored) or ""
+    else:
+        header = resources.header.get(context)
+        content = Header.from_json(decode(header)).content_of(given["id"]) if header else None
+    if content is None:
+        return None
+    if content not in ("", content_digest(given)):
+        return RPCResult(encode({"refused": "id_reused"}))
+    return RPCResult(encode({}))
 
 
 def _is_open(context: Context, interrupt: StoredInterrupt) -> bool:

@@ -6,6 +6,7 @@ with the next one whatever is left of the interrupts of turns that have ended go
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from dex import AsyncContext, Context
@@ -22,20 +23,29 @@ def store(context: AsyncContext, interrupt_id: str, interrupt: bytes) -> None:
     resources.asked.set(context, interrupt_id, encode(None))
 
 
-def has_taken(context: Context, interrupt_id: str, given: Mapping[str, Json]) -> bool:
-    """Whether an interrupt has taken just this answer, by its id."""
+def has_taken(context: Context, interrupt_id: str, given: Mapping[str, Json]) -> bool | None:
+    """Whether an interrupt has taken just this answer; ``None`` if it has taken none of this id."""
     answer_id = given.get("answer_id")
     mark = resources.asked.get(context, interrupt_id)
     if not mark or not answer_id:
-        return False
-    return bool(decode(mark) == message_digest(answer_id))
+        return None
+    known_id, _, content = str(decode(mark)).partition(".")
+    if known_id != message_digest(answer_id):
+        return None
+    return content in ("", _content_digest(given))  # an older release has kept the id alone
+
+
+def _content_digest(given: Mapping[str, Json]) -> str:
+    content = {name: value for name, value in given.items() if value is not None}
+    return message_digest(json.dumps(content, sort_keys=True))
 
 
 def note_answer(context: Context, interrupt_id: str, given: Mapping[str, Json]) -> None:
     """Remember which answer an interrupt has taken."""
     answer_id = given.get("answer_id")  # earlier clients give none
     if answer_id:
-        resources.asked.set(context, interrupt_id, encode(message_digest(answer_id)))
+        mark = f"{message_digest(answer_id)}.{_content_digest(given)}"
+        resources.asked.set(context, interrupt_id, encode(mark))
 
 
 def forget_before(context: AsyncContext, opening_turn: int) -> None:

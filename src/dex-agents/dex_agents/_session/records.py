@@ -68,7 +68,7 @@ class Header:
     turns_started: int = 0
     next_sequence: int = 0
     usage: TokenUsage = field(default_factory=TokenUsage)
-    message_digests: list[str] = field(default_factory=list)  # newest last
+    message_digests: list[str] = field(default_factory=list)  # newest last; id.content
     summarized_turns: int = 0  # the model reads a summary instead of the turns up to this one
     history_bytes: int | None = None  # of what the model reads; None if not known
     cancelled_turn: str = ""  # the newest turn that was ended by a cancel
@@ -98,13 +98,21 @@ class Header:
         """The finished turns from ``first`` on that no rewind has removed."""
         return live_turns(self.removed, first, self.finished_turns)
 
-    def remember_message(self, message_id: str) -> bool:
-        """Remember a message id; ``False`` if it was there."""
-        digest = message_digest(message_id)
-        if digest in self.message_digests:
+    def remember_message(self, message: Mapping[str, Json]) -> bool:
+        """Remember a message by its id; ``False`` if it was there."""
+        if self.content_of(message["id"]) is not None:
             return False
-        self.message_digests = [*self.message_digests, digest][-MESSAGE_IDS_KEPT:]
+        entry = f"{message_digest(message['id'])}.{content_digest(message)}"
+        self.message_digests = [*self.message_digests, entry][-MESSAGE_IDS_KEPT:]
         return True
+
+    def content_of(self, message_id: str) -> str | None:
+        """:func:`content_digest` of the message with this id, ``None`` if there was none.
+
+        Empty if an older release remembered it.
+        """
+        known = dict(entry.partition(".")[::2] for entry in self.message_digests)
+        return known.get(message_digest(message_id))
 
 
 def turn_number(turn_id: str) -> int:
@@ -116,6 +124,12 @@ def message_digest(message_id: str) -> str:
     """A short name for a message id, which may be long and may hold any character."""
     data = message_id.encode("utf-8", "surrogatepass")
     return hashlib.sha256(data).hexdigest()[:16]
+
+
+def content_digest(message: Mapping[str, Json]) -> str:
+    """Tells apart messages of one id; short, as the header holds many."""
+    content = json.dumps([message["text"], message.get("images") or []])
+    return message_digest(content)[:6]
 
 
 @dataclass

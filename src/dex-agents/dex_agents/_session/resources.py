@@ -53,7 +53,11 @@ unapproved = AttributeMap("unapproved", bytes)
 an ordered write whose turn has not come."""
 
 accepted = AttributeMap("accepted", bytes)
-"""User messages that no turn was opened for yet, by digest of their id."""
+"""User messages that no turn was opened for yet, by digest of their id: a digest of their content,
+or null of an older release."""
+QUEUE_LOCK = accepted.lock("queue")
+"""What sends a message holds it, so that what waits is counted exactly. No message's digest is this
+name, and no Step takes it."""
 steering = AttributeMap("steering", bytes)
 """Messages for the open turn by time, and marks of those it took whose place in the queue is left.
 """

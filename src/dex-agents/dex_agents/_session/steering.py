@@ -14,7 +14,13 @@ from dex import AsyncContext, Context
 from dex_agents._contract import AgentMessage, Json
 from dex_agents._session import resources
 from dex_agents._session.encoding import decode, encode
-from dex_agents._session.records import Header, TurnState, message_digest, message_to_json
+from dex_agents._session.records import (
+    Header,
+    TurnState,
+    content_digest,
+    message_digest,
+    message_to_json,
+)
 
 MAX_STEERING_BYTES = 16 * 1024
 """Longest text, in bytes of UTF-8: it goes along with each model call until one has taken it."""
@@ -27,7 +33,7 @@ def add(context: Context, message: dict[str, Json], accepted_ms: int) -> None:
     """Store a message for the open turn, and its place in the queue."""
     digest = message_digest(message["id"])
     key = f"{accepted_ms:014d}.{digest}"
-    resources.accepted.set(context, digest, encode(None))
+    resources.accepted.set(context, digest, encode(content_digest(message)))
     resources.steering.set(context, key, encode(message))
     resources.user_messages.publish(context, encode({**message, "steering": key}))
 
@@ -53,7 +59,7 @@ class Offered:
     """One message that a model call may take."""
 
     key: str
-    message_id: str
+    given: dict[str, Json]
     message: AgentMessage
 
 
@@ -76,7 +82,7 @@ def has_room(state: TurnState, offered: list[Offered]) -> bool:
 def note_taken(header: Header, state: TurnState, offered: list[Offered]) -> None:
     """Note in header and turn that a model call has had these."""
     for item in offered:
-        header.remember_message(item.message_id)
+        header.remember_message(item.given)
         state.steered.append(message_to_json(item.message))
 
 
@@ -84,4 +90,4 @@ def store_taken(context: AsyncContext, offered: list[Offered]) -> None:
     """Leave the marks."""
     for item in offered:
         resources.steering.set(context, item.key, _TAKEN)
-        resources.accepted.delete(context, message_digest(item.message_id))
+        resources.accepted.delete(context, message_digest(item.given["id"]))

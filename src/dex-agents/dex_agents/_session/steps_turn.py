@@ -125,7 +125,7 @@ class AwaitUserMessage(Step[bytes]):
                 return go_to_many(step_options.await_user_message(self._flow))
         _failpoints.reach("message.before", context.flow_id)
         header = read_header(context)
-        if not header.remember_message(message["id"]):
+        if not header.remember_message(message):
             # The client sent it again because it did not hear that the first one had arrived.
             return go_to_many(step_options.await_user_message(self._flow))
         if "state" in given:
@@ -255,13 +255,13 @@ class RunModel(Step[bytes]):
         self, context: AsyncContext, header: Header, state: TurnState
     ) -> list[steering.Offered]:
         offered: list[steering.Offered] = []
-        known = set(header.message_digests)
+        ids: set[str] = set()
         for key, message in steering.waiting(context):
-            if message_digest(message["id"]) in known:
-                continue  # sent twice at the same moment; its place in the queue is dropped
-            known.add(message_digest(message["id"]))
+            if message["id"] in ids or header.content_of(message["id"]) is not None:
+                continue  # sent twice, in an earlier release; its place in the queue is dropped
+            ids.add(message["id"])
             built = build_user_message(self._flow, message["text"])
-            more = [*offered, steering.Offered(key, message["id"], built)]
+            more = [*offered, steering.Offered(key, message, built)]
             if not steering.has_room(state, more):
                 break
             offered = more
