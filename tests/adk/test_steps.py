@@ -143,7 +143,7 @@ async def test_a_toolset_that_breaks_before_its_tool_runs(error: BaseException) 
         async def get_tools(self, readonly_context: Any = None) -> list[BaseTool]:
             raise error
 
-    with pytest.raises(ToolNotStartedError, match=f"be prepared: {type(error).__name__}"):
+    with pytest.raises(ToolNotStartedError, match=f"be prepared: .*{type(error).__name__}"):
         await runner_of(Breaks()).execute_deferred_tool_call(execution("any"))
 
 

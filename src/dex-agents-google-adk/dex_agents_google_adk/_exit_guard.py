@@ -1,26 +1,42 @@
-"""A ``SystemExit`` of a model, callback or plugin ends its turn, not the Worker process.
+"""A ``SystemExit`` of a model, callback, plugin or tool ends its turn or call, not the Worker process.
 
-ADK runs them in tasks of its own. There asyncio lets a ``SystemExit`` end the whole loop, and with
+ADK runs them in tasks of its own, and tools make some. There asyncio lets a ``SystemExit`` end the whole loop, and with
 it every session of the process, before anybody can catch it. So the tasks of an attempt, and they
-alone, run a coroutine that turns it into a failure of the turn.
+alone, run a coroutine that turns it into a failure of the attempt.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from dex_agents._errors import AgentTurnError
 
-_is_guarded: contextvars.ContextVar[bool] = contextvars.ContextVar("is_guarded", default=False)
+_T = TypeVar("_T")
+_Failure: TypeAlias = Callable[[SystemExit], Exception]
+_failure: contextvars.ContextVar[_Failure | None] = contextvars.ContextVar("failure", default=None)
 
 
-def guard(context: contextvars.Context) -> None:
-    """Guard the tasks that are made in ``context`` on the running loop."""
-    context.run(_is_guarded.set, True)
+def guard_turn(context: contextvars.Context) -> None:
+    """Guard the tasks that are made in ``context`` on the running loop: an exit fails the turn."""
+    context.run(_failure.set, _failure_of_turn)
+    _guard_loop()
+
+
+async def guard_tool(work: Awaitable[_T]) -> _T:
+    """Await the work and guard the tasks that it makes: an exit is an ordinary failure of a tool."""
+    token = _failure.set(_failure_of_tool)
+    _guard_loop()
+    try:
+        return await work
+    finally:
+        _failure.reset(token)
+
+
+def _guard_loop() -> None:
     loop = asyncio.get_running_loop()
     factory = loop.get_task_factory()
     if not isinstance(factory, _Factory):
@@ -36,8 +52,8 @@ class _Factory:
     ) -> asyncio.Task[Any]:
         # The task's own context counts, which need not be the one of its maker.
         context = options.get("context")
-        is_guarded = _is_guarded.get() if context is None else context.get(_is_guarded, False)
-        work = _Guarded(work) if is_guarded else work
+        failure = _failure.get() if context is None else context.get(_failure)
+        work = work if failure is None else _Guarded(work, failure)
         if self._inner is None:
             return asyncio.Task(work, loop=loop, **options)
         task: asyncio.Task[Any] = self._inner(loop, work, **options)
@@ -49,8 +65,9 @@ class _Guarded(Coroutine[Any, Any, Any]):
     task is cancelled before it starts.
     """
 
-    def __init__(self, inner: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self, inner: Coroutine[Any, Any, Any], failure: _Failure) -> None:
         self._inner = inner
+        self._failure = failure
 
     def __await__(self) -> Generator[Any, Any, Any]:
         return (yield from self._inner.__await__())
@@ -60,7 +77,7 @@ class _Guarded(Coroutine[Any, Any, Any]):
         try:
             return self._inner.send(value)
         except SystemExit as error:
-            raise _failure(error) from error
+            raise self._failure(error) from error
 
     def throw(
         self,
@@ -73,15 +90,19 @@ class _Guarded(Coroutine[Any, Any, Any]):
         try:
             return self._inner.throw(error)
         except SystemExit as exit_error:
-            raise _failure(exit_error) from exit_error
+            raise self._failure(exit_error) from exit_error
 
     def close(self) -> None:
         """As of a coroutine."""
         self._inner.close()
 
 
-def _failure(error: SystemExit) -> AgentTurnError:
+def _failure_of_turn(error: SystemExit) -> AgentTurnError:
     return AgentTurnError(
         f"a model, callback or plugin asked the process to exit (SystemExit: {error.code}); "
         "the turn ends instead"
     )
+
+
+def _failure_of_tool(error: SystemExit) -> RuntimeError:
+    return RuntimeError(f"it asked the process to exit (SystemExit: {error.code})")

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from google.adk.platform import time as adk_time
 from google.adk.platform import uuid as adk_uuid
 
-from dex_agents_google_adk._exit_guard import guard
+from dex_agents_google_adk._exit_guard import guard_turn
 
 _NAMESPACE = uuid.UUID("6f1b6c5c-6f0c-5d0e-9a55-0d3f6d6b7a11")
 _TICK_S = 1e-6
@@ -68,5 +68,5 @@ async def run_isolated(ids: AttemptIds, work: Coroutine[Any, Any, T]) -> T:
     context = contextvars.copy_context()
     context.run(adk_uuid.set_id_provider, ids.new_id)
     context.run(adk_time.set_time_provider, ids.now)
-    guard(context)
+    guard_turn(context)
     return await asyncio.create_task(work, context=context)

@@ -54,6 +54,7 @@ from dex_agents_google_adk._credentials import (
 )
 from dex_agents_google_adk._effects import PolicyResolver
 from dex_agents_google_adk._events import USER, dump_event, text_content, to_message, user_event
+from dex_agents_google_adk._exit_guard import guard_tool
 from dex_agents_google_adk._images import ImageLoader, placeholder
 from dex_agents_google_adk._json import copy_json
 from dex_agents_google_adk._setup import RunnerSetup
@@ -205,7 +206,7 @@ class AdkAgentRunner:
 
     async def execute_deferred_tool_call(self, call: DeferredToolExecution) -> ToolExecutionResult:
         """Run one tool once; see ``AgentFrameworkRunner``."""
-        return await _tool_step.execute(self._setup, call)
+        return await guard_tool(_tool_step.execute(self._setup, call))
 
     def estimated_overhead_tokens(self) -> int:
         """See ``HistoryCompactor``."""
