@@ -190,6 +190,14 @@ async def test_a_safe_mutation_is_repeated_with_its_call_id(tmp_path: Path) -> N
             },
             0,
         ),
+        (
+            "exits",
+            {
+                "error": "The tool call failed: The tool did not run: pay did not reach its "
+                "provider: SystemExit: 3"
+            },
+            0,
+        ),
     ],
 )
 async def test_how_a_mutation_ends_and_what_is_skipped(

@@ -29,6 +29,7 @@ from dex_agents import (
     ToolCallsRequested,
     ToolCallStatus,
     ToolEffect,
+    ToolNotStartedError,
     TurnCompleted,
 )
 from dex_agents._session import resources
@@ -38,6 +39,7 @@ from dex_lite import EngineOptions, Limits, open_engine
 
 QUICK = AgentSessionOptions(model_attempts=2)
 WRITE = ToolEffect.NON_IDEMPOTENT_WRITE
+PUT = ToolEffect.IDEMPOTENT_WRITE
 
 
 class Unprintable(Exception):
@@ -321,3 +323,35 @@ async def test_finished_turns_leave_nothing_but_their_pages(
             "messages": ["00000001", "00000002", "00000003"],
             "last_turn": ["newest"],
         }
+
+
+@pytest.mark.parametrize(
+    ("effect", "status"),
+    [(ToolEffect.READ, ToolCallStatus.FAILED), (PUT, ToolCallStatus.OUTCOME_UNKNOWN)],
+)
+async def test_a_call_that_may_have_run_is_not_called_unrun_by_a_later_attempt(
+    stages: Stages, effect: ToolEffect, status: ToolCallStatus
+) -> None:
+    async def put(call: DeferredToolExecution) -> Any:
+        if call.attempt == 1:
+            raise RuntimeError("the answer got lost")
+        raise ToolNotStartedError("the server is away")
+
+    async with stages.play([[Call("put", effect)], "done"], {"put": put}) as stage:
+        record = await one_turn(stage)
+    assert (record.status, record.not_run) == (status, False)
+    assert record.error == "ToolNotStartedError: the server is away"
+    assert stage.runner.count("put") == 3
+
+
+async def test_what_could_not_start_at_first_may_do_so_when_repeated(stages: Stages) -> None:
+    async def put(call: DeferredToolExecution) -> Any:
+        if call.attempt == 1:
+            raise RuntimeError("the answer got lost")
+        if call.attempt == 2:
+            raise ToolNotStartedError("the server is away")
+        return "put"
+
+    async with stages.play([[Call("put", PUT)], "done"], {"put": put}) as stage:
+        record = await one_turn(stage)
+    assert (record.status, record.output) == (ToolCallStatus.SUCCEEDED, "put")

@@ -78,6 +78,8 @@ class Operation:
         answer = self.books.answer(self.operation_id)
         if answer == "unreachable":
             raise ConnectionError("no route")
+        if answer == "exits":
+            raise SystemExit(3)
         await call.dispatch()
         self.books.arrivals.record(
             self.operation_id,

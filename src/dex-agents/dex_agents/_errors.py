@@ -21,7 +21,11 @@ class ToolExecutionError(AgentError):
 
 
 class ToolNotStartedError(AgentError):
-    """The tool was never entered. A runner raises it before any effect can have happened."""
+    """The tool was not entered by this attempt. A runner raises it before any effect can have happened.
+
+    In the first attempt it makes the record one of a call that never ran. A later attempt is repeated
+    like any that failed, as those before it may have run.
+    """
 
 
 class ToolOutcomeUnknownError(AgentError):

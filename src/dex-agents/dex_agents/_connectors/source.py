@@ -26,6 +26,7 @@ from dex_agents._errors import (
     ToolNotStartedError,
     ToolOutcomeUnknownError,
 )
+from dex_agents._session.failures import RUNNER_FAILURES
 from dex_agents._tool_sources.contract import SourceTool, SourceToolCall, ToolCallStepOptions
 
 
@@ -221,7 +222,7 @@ class ConnectorToolSource:
         runs_once = call.effect.maximum_attempts == 1
         try:
             result = await operation.execute(attempt)
-        except Exception as error:
+        except RUNNER_FAILURES as error:
             if runs_once and not attempt.is_dispatched:
                 raise ToolNotStartedError(
                     f"{call.tool_name} did not reach its provider: {type(error).__name__}: {error}"

@@ -289,6 +289,9 @@ class _ToolStep(Step[bytes]):
             span.end()
         except ToolNotStartedError as error:
             span.end(type(error).__name__)
+            if context.attempt > 1:
+                # It says nothing about the attempts before, one of which may have run.
+                raise tool_failure(error) from None
             return not_run_record(task, message_of(error, limit // 2), context.attempt)
         except ToolExecutionError as error:
             span.end(type(error).__name__, message_of(error))
