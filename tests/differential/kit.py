@@ -46,6 +46,13 @@ def kinds_of(agent: str, scripts: Scripts) -> list[str]:
     return [kind for kind in KINDS if f"{kind}_{agent}" in names]
 
 
+def policies_of(scripts: Scripts) -> dict[str, ToolPolicy]:
+    """Of all tools that the models call."""
+    return {
+        f"{kind}_{agent}": EFFECTS[kind] for agent in scripts for kind in kinds_of(agent, scripts)
+    }
+
+
 def executions(kind: str, x: str) -> int:
     """How often a call runs when nothing disturbs it."""
     return 2 if kind in ("read", "put") and x.endswith("6") else 1

@@ -5,6 +5,7 @@
 | ``tree-<seed>``, ``workflow-<seed>`` | random agents of ``support.random_trees`` with the tools of ``kit`` |
 | ``script-<seed>`` | the agent of ``support.random_scripts`` with a random script |
 | ``case-<name>`` | a hand-written one of ``cases`` |
+| ``custom-<name>`` | one of ``support.custom_trees``, its name with hyphens |
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from differential import kit
 from differential.cases import CASES
 from differential.worlds import SideWorld
 from support import random_scripts
+from support.custom_trees import TREES
 from support.random_trees import leaks_branch, random_tree, random_workflow
 from support.tree_oracle import Scripts, TreeLlm
 
@@ -43,6 +45,7 @@ class Plan:
         has_ids: Whether calls have ids that plain ADK and session agree on.
         any_order: Whether branches run side by side somewhere.
         dynamic: Agents that only dynamic nodes know, filled by ``build``.
+    resumable: Agents with a run loop of their own that have to be named.
         depends_on_chance: Whether what plain ADK did, by its events, is another thing every time.
     """
 
@@ -57,6 +60,7 @@ class Plan:
     has_ids: bool = False
     any_order: bool = False
     dynamic: Collection[BaseAgent] = ()
+    resumable: Collection[str] = ()
     depends_on_chance: Callable[[Sequence[Json]], bool] = lambda events: False
 
 
@@ -65,6 +69,8 @@ def plan_of(session_id: str) -> Plan:
     kind, _, name = session_id.partition("-")
     if kind == "case":
         return _case(name)
+    if kind == "custom":
+        return _custom(name.replace("-", " "))
     return _script(int(name)) if kind == "script" else _tree(kind, int(name))
 
 
@@ -76,17 +82,27 @@ def _tree(kind: str, seed: int) -> Plan:
         scripts=made.scripts,
         messages=("go", "again"),
         shown=json.dumps(made.tree),
-        policies={
-            f"{kind}_{agent}": kit.EFFECTS[kind]
-            for agent in made.scripts
-            for kind in kit.kinds_of(agent, made.scripts)
-        },
+        policies=kit.policies_of(made.scripts),
         answer=kit.answer,
         executions=lambda tool, arguments: kit.executions(tool.partition("_")[0], arguments["x"]),
         has_ids=seed % _IDS_OF_ADK != 0,
         any_order=made.any_order,
         dynamic=made.dynamic,
         depends_on_chance=lambda events: leaks_branch(made, events),
+    )
+
+
+def _custom(name: str) -> Plan:
+    made = TREES[name]
+    return Plan(
+        build=made.build,
+        scripts=made.scripts,
+        messages=made.messages,
+        policies=kit.policies_of(made.scripts),
+        answer=kit.answer,
+        has_ids=True,
+        any_order=made.any_order,
+        resumable=made.resumable,
     )
 
 

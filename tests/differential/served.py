@@ -61,6 +61,7 @@ class ManyAgentsRunner:
                 default_tool_effect=ToolEffect.READ,
                 run_config=plan.run_config,
                 dynamic_agents=plan.dynamic,
+                resumable_agents=plan.resumable,
                 artifact_service=InMemoryArtifactService(),
             )
             self._made[session_id] = (runner, world)

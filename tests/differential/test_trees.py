@@ -1,4 +1,4 @@
-"""Random agent trees and Workflows through Flow, Worker process and engine, against plain ADK.
+"""Random and hand-written trees and Workflows through Flow, Worker and engine, against plain ADK.
 
 ``DEX_SESSIONS=tree-17,workflow-3`` plays these instead, in each of the tests that you choose.
 """
@@ -18,7 +18,9 @@ from differential.playing import (
     check_undisturbed,
     chosen,
 )
+from support.custom_trees import TREES
 
+CUSTOM = [f"custom-{name.replace(' ', '-')}" for name in TREES]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -32,6 +34,11 @@ def sessions(count: int, start: int = 0) -> Iterable[str]:
 
 async def test_undisturbed(tmp_path: Path) -> None:
     await check_undisturbed(tmp_path, sessions(1_000), 40)
+
+
+async def test_run_loops_of_their_own(tmp_path: Path) -> None:
+    ids = chosen() or CUSTOM[::3]
+    await check_undisturbed(tmp_path, ids, len(ids))
 
 
 async def test_killed(tmp_path: Path) -> None:
@@ -54,3 +61,10 @@ async def test_many_killed(tmp_path: Path, start: int) -> None:
         check_killed_in_lanes(tmp_path, sessions(1_500, start), 15, WORKER, 3),
         check_killed_in_lanes(tmp_path, sessions(1_500, start + 700_000), 5, ENGINE, 1),
     )
+
+
+@pytest.mark.long
+async def test_all_run_loops_of_their_own(tmp_path: Path) -> None:
+    ids = chosen() or CUSTOM
+    await check_undisturbed(tmp_path / "undisturbed", ids, len(ids))
+    await check_killed_in_lanes(tmp_path / "killed", ids, len(ids), WORKER, 3)

@@ -76,6 +76,17 @@ class TreeWorld(World):
         return [request for name, request in self.asked if name == agent]
 
 
+class KindsWorld(TreeWorld):
+    """Has the tools that the scripts call; whatever their kind, they do the same."""
+
+    def make_tools(self, agent: str) -> list[BaseTool]:
+        """See :class:`TreeWorld`."""
+        steps = (step if isinstance(step, list) else [step] for step in self.scripts[agent])
+        calls = (part.function_call for parts in steps for part in parts if part.function_call)
+        names = {str(item.name) for item in calls}
+        return [make_tool(self, name) for name in sorted(names) if name.endswith(f"_{agent}")]
+
+
 def make_tool(world: TreeWorld, name: str) -> FunctionTool:
     """Notes its execution, changes the state, has a result that is no dict for some arguments."""
 

@@ -114,6 +114,9 @@ class Attempt:
         self.started: dict[AgentKey, str] = {
             (agent.name, agent.branch): agent.output for agent in started
         }
+        self.began_behind: dict[AgentKey, str] = {
+            (agent.name, agent.branch): agent.began_behind for agent in started
+        }
         self._earlier_output = dict(self.started)
         self._ran: set[AgentKey] = set(self.started)
         self._paused_agents: set[AgentKey] = set()

@@ -106,7 +106,7 @@ class FirstPlugin(BasePlugin):
 
     async def before_run_callback(self, *, invocation_context: InvocationContext) -> None:
         self._attempt.invocation_id = invocation_context.invocation_id
-        agent_states.restore(invocation_context, self._attempt.descendants)
+        agent_states.restore(invocation_context, self._attempt)
 
     async def before_agent_callback(
         self, *, agent: BaseAgent, callback_context: CallbackContext

@@ -208,19 +208,22 @@ class StartedAgent:
         name: The agent.
         branch: The branch it runs in.
         output: What it has said so far, of which ADK makes the value of ``output_key``.
+        began_behind: Id of the event behind which an agent with sub-agents began; empty for others.
     """
 
     name: str
     branch: str | None
     output: str = ""
+    began_behind: str = ""
 
     def to_json(self) -> Json:
-        return [self.name, self.branch, self.output]
+        item = [self.name, self.branch, self.output]
+        return [*item, self.began_behind] if self.began_behind else item
 
     @staticmethod
     def from_json(item: Any) -> StartedAgent:
-        name, branch, output = item
-        return StartedAgent(name, branch, output)
+        name, branch, output, *began_behind = item  # an older release stored no event
+        return StartedAgent(name, branch, output, *began_behind)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,16 @@ from typing import Any
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.llm_agent import LlmAgent
+from google.adk.agents.loop_agent import LoopAgent
 from google.adk.agents.parallel_agent import ParallelAgent
+from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.workflow import Workflow
 from google.adk.workflow._base_node import BaseNode, _walk_static_nodes
 
 from dex_agents._errors import AgentTurnError
 from dex_agents_google_adk._node_path import parse_node_path
+
+_LOOPS_OF_ADK = (LlmAgent, SequentialAgent, LoopAgent, ParallelAgent)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,15 @@ class AgentTree:
     def task_names(self) -> Collection[str]:
         """Names of the agents in mode ``task``."""
         return frozenset(n.name for n in self.nodes() if getattr(n, "mode", None) == "task")
+
+    @cached_property
+    def own_loop_names(self) -> Collection[str]:
+        """Names of agents whose class has a run loop that is not ADK's."""
+        return sorted(
+            node.name
+            for node in self.nodes()
+            if isinstance(node, BaseAgent) and not isinstance(node, _LOOPS_OF_ADK)
+        )
 
     @cached_property
     def parallel_agents(self) -> Sequence[ParallelAgent]:

@@ -266,10 +266,14 @@ class _TurnAttempt:
     def _outcome(self) -> RunModelOutcome:
         attempt = self._attempt
         if missing := attempt.unreached():
+            own = self._setup.tree.own_loop_names
+            advice = (
+                f". An agent with a run loop of its own (here {', '.join(map(repr, own))}) must go on "
+                "after a pause with the sub-agent that waits, and with nothing before that"
+            )
             raise AgentTurnError(
                 f"ADK went on without the results of {', '.join(map(repr, missing))}; nothing was "
-                f"lost, but "
-                "the turn cannot go on"
+                f"lost, but the turn cannot go on{advice if own else ''}"
             )
         self._end_branches()
         usage, metadata = attempt.usage(), attempt.metadata()
@@ -363,8 +367,8 @@ class _TurnAttempt:
             events=tuple(self._items[event.id] for event in events),
             paused=paused,
             started=tuple(
-                StartedAgent(name, branch, output)
-                for (name, branch), output in self._attempt.started.items()
+                StartedAgent(*key, output, self._attempt.began_behind.get(key, ""))
+                for key, output in self._attempt.started.items()
             ),
             temp_state={
                 key: to_json(value) for key, value in state.items() if key.startswith(_TEMP_PREFIX)

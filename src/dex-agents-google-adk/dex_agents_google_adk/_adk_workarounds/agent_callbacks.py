@@ -15,6 +15,7 @@ from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 
+from dex_agents_google_adk._adk_workarounds import agent_states
 from dex_agents_google_adk._adk_workarounds._patch import Patch, install
 from dex_agents_google_adk._adk_workarounds.escalation import repeated_escalation
 from dex_agents_google_adk._adk_workarounds.single_turn_input import put_back_input
@@ -30,6 +31,7 @@ def _guarded_before(handler: _Handler) -> _Handler:
         put_back_input(self, ctx)
         if not ctx.attempt.agent_starts((self.name, ctx.branch)):
             return repeated_escalation(self, ctx)
+        agent_states.begin(self, ctx)
         return await handler(self, ctx)
 
     return guarded
