@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.adk.agents.llm_agent import LlmAgent
+from google.adk.apps.app import App
+from google.adk.plugins.base_plugin import BasePlugin
 
 from dex_agents import AgentTurnError, DeferredToolExecution, ModelCallError, ToolEffect
 from dex_agents_google_adk import AdkAgentRunner
 from support.adk_oracle import Driver, ScriptedLlm, World, call, text
+from support.polling import until
+from support.waiting import TURN_S, session
 
 NAMES = [
     "adk_request_confirmation",
@@ -128,3 +133,36 @@ async def test_results_that_break_while_they_are_read_are_kept() -> None:
     runner = runner_of(World([]), odd)
     result = await runner.execute_deferred_tool_call(execution("odd"))
     assert isinstance(result.output, str) or "view" in result.output
+
+
+async def test_error_callbacks_hear_of_a_cancelled_call(tmp_path: Path) -> None:
+    entered = asyncio.Event()
+    heard: list[str] = []
+
+    async def waits() -> str:
+        """Wait."""
+        entered.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    class Plugin(BasePlugin):
+        async def on_tool_error_callback(self, *, error: BaseException, **_: Any) -> None:
+            heard.append(f"plugin {type(error).__name__}")
+            raise LookupError("broken cleanup")
+
+    def on_error(tool: Any, args: Any, tool_context: Any, error: BaseException) -> Any:
+        heard.append(f"agent {type(error).__name__}")
+        return {"never": "used"}
+
+    world = World([call("waits"), text("after")])
+    model = ScriptedLlm(world=world)
+    root = LlmAgent(name="root", model=model, tools=[waits], on_tool_error_callback=on_error)
+    app = App(name="root", root_agent=root, plugins=[Plugin("cleans")])
+    async with session(app, tmp_path) as sessions:
+        await asyncio.wait_for(entered.wait(), TURN_S)
+        assert await sessions.cancel_turn("s")
+        await until(lambda: len(heard) == 2)
+        await sessions.send_user_message("s", "and?")
+        snapshot = await sessions.wait_for_turn("s", 2, timeout_s=TURN_S)
+    assert heard == ["plugin CancelledError", "agent CancelledError"]
+    assert snapshot.last_turn is not None and snapshot.last_turn.final_text == "after"

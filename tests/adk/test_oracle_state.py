@@ -81,6 +81,8 @@ RICH: dict[str, Any] = {
     "nested": {"orders": [Order()], "at": (1, 2)},
     "tuple": (1, 2),
     "keys": {1: "a"},
+    "byte keys": {b"a": 1},
+    "function response": types.FunctionResponse(name="tool", response={"x": 1}),
 }
 
 

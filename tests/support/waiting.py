@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from google.adk.apps.app import App
 from google.adk.workflow import BaseNode
 
 from dex_agents import AgentSessionClient, PendingInterrupt, ToolEffect
@@ -19,7 +20,7 @@ TURN_S = 40.0
 
 @contextlib.asynccontextmanager
 async def session(
-    root: BaseNode, folder: Path, **arguments: Any
+    root: BaseNode | App, folder: Path, **arguments: Any
 ) -> AsyncIterator[AgentSessionClient]:
     """Serve the agent and start the session ``s`` with the message ``go``."""
     flow = adk_agent_session_flow(

@@ -110,7 +110,7 @@ def _key(key: Any) -> str:
     if type(key) is str:
         return _text(key)
     try:
-        form = next(iter(to_jsonable_python({key: None})))
+        form = next(iter(to_jsonable_python({key: None}, bytes_mode="base64")))
     except Exception:
         form = _repr(key)
     return _text(str(form))

@@ -101,8 +101,6 @@ async def _result(
                 payload=to_json(confirmation.payload),
             )
         )
-    if isinstance(value, types.FunctionResponse):
-        value = value.response
     framework_data: dict[str, Json] = {"ended_at": time.time()}
     if changes := actions_to_json(actions):
         framework_data["actions"] = changes
