@@ -12,10 +12,12 @@ from typing import Any
 from dex_agents import OUTCOME_UNKNOWN_TOOL_RESULT, ToolEffect, ToolPolicy
 from dex_agents._contract import Json
 from dex_agents.testing import Ledger, PlayedSession
+from dex_agents_google_adk._adk_compat import INPUT_CALL
 from differential.plans import Plan, plan_of
 from differential.worlds import Observed, PlainWorld
 from support.adk_oracle import PlainResult, run_plain
 from support.tree_oracle import Seen, check_same
+from support.waiting_trees import QUESTION_NODE
 
 _MOST_MODEL_CALLS = 25
 
@@ -55,7 +57,7 @@ async def judge(
     """Assert that the session did what plain ADK did, or what a kill may change of it."""
     plan = plan_of(session_id)
     assert list(played.errors) == [""] * len(plan.messages)
-    items = [message.framework_item for message in played.messages]
+    items = [m.framework_item for m in played.messages if not _is_question(m.framework_item)]
     _check_marks(items)
     history = list(map(_unmarked, items))
     replaced = _perhaps_killed(history) if was_killed else {}
@@ -77,12 +79,25 @@ async def judge(
         Seen(seen.asked, history, state, executed, seen.callbacks),
         Seen(
             plain.world.asked,
-            list(map(_unmarked, plain.result.events)),
+            [_unmarked(event) for event in plain.result.events if not _is_question(event)],
             plain.result.state,
             plain.world.executed,
             plain.world.callbacks,
         ),
         any_order=plan.any_order,
+    )
+
+
+def _is_question(event: Json) -> bool:
+    """Whether a node asks the user or is answered; plain ADK has a function with the answer there."""
+    path = event.get("node_info", {}).get("path", "")
+    if path.rpartition("/")[2].partition("@")[0] == QUESTION_NODE and event["author"] != "user":
+        return True
+    parts = (event.get("content") or {}).get("parts") or []
+    return any(
+        part.get(kind, {}).get("name") == INPUT_CALL
+        for part in parts
+        for kind in ("function_call", "function_response")
     )
 
 

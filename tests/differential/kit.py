@@ -23,6 +23,7 @@ from dex_agents import (
 )
 from dex_agents.testing import Approve, Reject, Reply, UserAnswer
 from support.tree_oracle import Scripts
+from support.waiting_trees import ANSWER
 
 KINDS = ("read", "put", "charge", "ask", "job", "confirm")
 EFFECTS = {
@@ -60,6 +61,8 @@ def executions(kind: str, x: str) -> int:
 
 def answer(interrupt: PendingInterrupt) -> UserAnswer:
     """What the user of a session answers."""
+    if interrupt.kind == "input":
+        return Reply(ANSWER)
     x = str(interrupt.arguments["x"])
     if interrupt.kind == "long_running":
         return Reply({"done": x})

@@ -6,6 +6,7 @@
 | ``script-<seed>`` | the agent of ``support.random_scripts`` with a random script |
 | ``case-<name>`` | a hand-written one of ``cases`` |
 | ``custom-<name>`` | one of ``support.custom_trees``, its name with hyphens |
+| ``waits-<name>-<order>`` | one of ``support.waiting_trees``; ``test_waits_in_branches`` has the orders |
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from dex_agents.testing import UserAnswer, approve_all
 from differential import kit
 from differential.cases import CASES
 from differential.worlds import SideWorld
-from support import random_scripts
-from support.custom_trees import TREES
+from support import custom_trees, random_scripts, waiting_trees
+from support.custom_trees import CustomTree
 from support.random_trees import leaks_branch, random_tree, random_workflow
 from support.tree_oracle import Scripts, TreeLlm
 
@@ -70,7 +71,9 @@ def plan_of(session_id: str) -> Plan:
     if kind == "case":
         return _case(name)
     if kind == "custom":
-        return _custom(name.replace("-", " "))
+        return _named(custom_trees.TREES[name.replace("-", " ")])
+    if kind == "waits":
+        return _named(waiting_trees.TREES[name.partition("-")[0]])
     return _script(int(name)) if kind == "script" else _tree(kind, int(name))
 
 
@@ -92,8 +95,7 @@ def _tree(kind: str, seed: int) -> Plan:
     )
 
 
-def _custom(name: str) -> Plan:
-    made = TREES[name]
+def _named(made: CustomTree) -> Plan:
     return Plan(
         build=made.build,
         scripts=made.scripts,

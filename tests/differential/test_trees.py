@@ -37,7 +37,7 @@ async def test_undisturbed(tmp_path: Path) -> None:
 
 
 async def test_run_loops_of_their_own(tmp_path: Path) -> None:
-    ids = chosen() or CUSTOM[::3]
+    ids = chosen() or CUSTOM[::4]
     await check_undisturbed(tmp_path, ids, len(ids))
 
 

@@ -54,20 +54,20 @@ B: Sequence[Any] = [[call("job_b", x="1")], [call("ask_b", x="2")], text("b done
 C: Sequence[Any] = [[call("confirm_c", x="1")], text("c done")]
 
 
-def _llms(world: TreeWorld, *names: str) -> list[Any]:
+def llms(world: TreeWorld, *names: str) -> list[Any]:
     return [make_llm(world, name) for name in names]
 
 
 TREES: dict[str, CustomTree] = {
     "in order": CustomTree(
-        lambda w: described(InOrder, "root", *_llms(w, "a", "b")), {"a": A, "b": B}
+        lambda w: described(InOrder, "root", *llms(w, "a", "b")), {"a": A, "b": B}
     ),
     "in order in a sequence": CustomTree(
         lambda w: described(
             SequentialAgent,
             "root",
             Stamp(name="first"),
-            described(InOrder, "mine", *_llms(w, "a", "b")),
+            described(InOrder, "mine", *llms(w, "a", "b")),
             Stamp(name="last"),
             make_llm(w, "c"),
         ),
@@ -87,7 +87,7 @@ TREES: dict[str, CustomTree] = {
         lambda w: described(
             ParallelAgent,
             "root",
-            described(InOrder, "mine", *_llms(w, "a", "c")),
+            described(InOrder, "mine", *llms(w, "a", "c")),
             make_llm(w, "b"),
         ),
         {"a": A, "b": B, "c": C},
@@ -96,7 +96,7 @@ TREES: dict[str, CustomTree] = {
     ),
     "in order that escalates": CustomTree(
         lambda w: described(
-            LoopAgent, "root", described(InOrder, "mine", *_llms(w, "a", "b")), max_iterations=3
+            LoopAgent, "root", described(InOrder, "mine", *llms(w, "a", "b")), max_iterations=3
         ),
         {"a": [[call("exit_loop"), call("ask_a", x="1")], text("not reached")], "b": B},
     ),
@@ -115,7 +115,7 @@ TREES: dict[str, CustomTree] = {
     ),
     "router": CustomTree(
         # a's own tool sets the key: the choice of a turn stays, the next turn makes another.
-        lambda w: described(Router, "root", *_llms(w, "a", "b"), key="ask_a_state"),
+        lambda w: described(Router, "root", *llms(w, "a", "b"), key="ask_a_state"),
         {"a": [[call("ask_a", x="1")], [call("job_a", x="2")], text("a done")], "b": B},
     ),
     "router behind a transfer": CustomTree(
@@ -126,7 +126,7 @@ TREES: dict[str, CustomTree] = {
                 described(
                     SequentialAgent,
                     "seq",
-                    described(Router, "pick", *_llms(w, "a", "b"), key="none"),
+                    described(Router, "pick", *llms(w, "a", "b"), key="none"),
                     make_llm(w, "c"),
                 )
             ],
@@ -134,7 +134,7 @@ TREES: dict[str, CustomTree] = {
         {"root": [[call("ask_root", x="1")], [move("seq")]], "a": A, "b": B, "c": C},
     ),
     "rounds": CustomTree(
-        lambda w: described(Rounds, "root", *_llms(w, "a", "b"), key="ask_a_state", value="2!"),
+        lambda w: described(Rounds, "root", *llms(w, "a", "b"), key="ask_a_state", value="2!"),
         {
             "a": [[call("ask_a", x="1")], text("a 1"), [call("ask_a", x="2")], text("a 2")],
             "b": [[call("job_b", x="1")], text("b 1"), [call("confirm_b", x="2")], text("b 2")],
@@ -160,7 +160,7 @@ TREES: dict[str, CustomTree] = {
         lambda w: described(
             Rounds,
             "root",
-            described(ParallelAgent, "par", *_llms(w, "a", "b")),
+            described(ParallelAgent, "par", *llms(w, "a", "b")),
             key="ask_a_state",
             value="2!",
         ),
@@ -210,7 +210,7 @@ TREES: dict[str, CustomTree] = {
         lambda w: described(
             SequentialAgent,
             "root",
-            described(Wrapper, "wrap", described(ParallelAgent, "par", *_llms(w, "a", "b"))),
+            described(Wrapper, "wrap", described(ParallelAgent, "par", *llms(w, "a", "b"))),
             make_llm(w, "c"),
         ),
         {"a": A, "b": B, "c": C},
@@ -231,7 +231,7 @@ TREES: dict[str, CustomTree] = {
                 Judge(name="judge", key="ask_a_state", value="2!"),
                 max_iterations=4,
             ),
-            described(Router, "pick", *_llms(w, "b", "c"), key="none"),
+            described(Router, "pick", *llms(w, "b", "c"), key="none"),
         ),
         {
             "a": [[call("ask_a", x="1")], text("a 1"), [call("ask_a", x="2")], text("a 2")],
@@ -251,7 +251,7 @@ TREES: dict[str, CustomTree] = {
         any_order=True,
     ),
     "a leaf that resumes beside waits": CustomTree(
-        lambda w: described(ParallelAgent, "root", Countdown(name="count"), *_llms(w, "a", "b")),
+        lambda w: described(ParallelAgent, "root", Countdown(name="count"), *llms(w, "a", "b")),
         {"a": A, "b": B},
         resumable=["count"],
         any_order=True,
