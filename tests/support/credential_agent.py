@@ -89,8 +89,8 @@ class BalanceModel(BaseLlm):
         yield LlmResponse(content=types.Content(role="model", parts=[part]))
 
 
-def build_agent(config: AuthConfig, url: str) -> LlmAgent:
-    """The agent; its tool asks the provider at ``url``."""
+def balance_tool(config: AuthConfig, url: str) -> AuthenticatedFunctionTool:
+    """A tool that asks the provider at ``url``."""
 
     async def balance(account: str, credential: AuthCredential) -> Any:
         """The balance of an account."""
@@ -102,8 +102,12 @@ def build_agent(config: AuthConfig, url: str) -> LlmAgent:
         answer.raise_for_status()
         return answer.json()
 
-    tool = AuthenticatedFunctionTool(func=balance, auth_config=config)
-    return LlmAgent(name="root", model=BalanceModel(), tools=[tool])
+    return AuthenticatedFunctionTool(func=balance, auth_config=config)
+
+
+def build_agent(config: AuthConfig, url: str) -> LlmAgent:
+    """The agent; its tool asks the provider at ``url``."""
+    return LlmAgent(name="root", model=BalanceModel(), tools=[balance_tool(config, url)])
 
 
 class Vault:
