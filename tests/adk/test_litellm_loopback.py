@@ -258,3 +258,13 @@ async def test_arguments_that_are_no_json(mode: StreamingMode) -> None:
     assert [message["role"] for message in asked_again["messages"]] == ["system", "user", "user"]
     assert [message.text for message in driver.history] == ["hi", "Sorry."]
     assert (driver.usage.input_tokens, driver.usage.model_calls) == (22, 2)
+
+
+@MODES
+async def test_an_answer_that_says_nothing(mode: StreamingMode) -> None:
+    with OpenAiServer([ChatAnswer(), ChatAnswer(["Hello."])]) as server:
+        config = RunConfig(streaming_mode=mode)
+        driver = Driver(AdkAgentRunner(agent_for(server), run_config=config, **READ), World([]))
+        await driver.turn("hi")
+    assert [message.text for message in driver.history] == ["hi", "Hello."]
+    assert driver.usage.model_calls == 2

@@ -25,6 +25,7 @@ MALFORMED = LlmResponse(
     finish_reason=types.FinishReason.MALFORMED_FUNCTION_CALL,
 )
 BLANK = answer(text("  "))
+EMPTY = answer()  # content without parts, as LiteLLM makes of an answer that says nothing
 THOUGHT_ONLY = answer(types.Part(text="hm", thought=True))
 
 
@@ -64,7 +65,7 @@ def without_feedback(requests: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("build", [agent_of, sequence, workflow])
-@pytest.mark.parametrize("useless", [MALFORMED, BLANK, THOUGHT_ONLY])
+@pytest.mark.parametrize("useless", [MALFORMED, BLANK, EMPTY, THOUGHT_ONLY])
 async def test_the_turn_goes_on_as_if_it_had_not_been(build: Build, useless: LlmResponse) -> None:
     good = [call("look", "a", x="A"), text("one")]
     if build is not agent_of:

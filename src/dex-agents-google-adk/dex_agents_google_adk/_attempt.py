@@ -303,7 +303,7 @@ class Attempt:
         call = self._current_model_call.get(key)
         if call is None or response.partial:
             return
-        if response.content is not None:
+        if response.content is not None and response.content.parts:
             call.answered = True
         if response.model_version:
             call.response_model = response.model_version
