@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.loop_agent import LoopAgent
+from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.apps.app import App
 from google.adk.events.event import Event
@@ -426,3 +428,38 @@ async def test_cache_metadata_of_a_response_is_kept_in_its_event() -> None:
     )
     events = [Event.model_validate(message.framework_item) for message in driver.history]
     assert [event.cache_metadata for event in events if event.cache_metadata] == [cached]
+
+
+async def test_a_response_that_lost_its_call_is_left_out_of_later_requests() -> None:
+    def build(world: World) -> BaseNode:
+        agents: list[BaseAgent] = [
+            agent_with(world, noting(world, f"look_{n}"), name=n) for n in ("one", "two")
+        ]
+        return ParallelAgent(name="root", sub_agents=agents)
+
+    scripts: dict[str, list[Step]] = {
+        name: [
+            [call(f"look_{name}", x="1")],
+            text("first"),
+            [call(f"look_{name}", x="2")],
+            text("x"),
+        ]
+        for name in ("one", "two")
+    }
+    world = TreeWorld(scripts)
+    driver = Driver(AdkAgentRunner(build(world), **READ), world)
+    driver.calls_per_step = 2
+    await driver.turn("go")
+    (lost,) = (
+        message
+        for message in driver.history
+        if message.framework_item["author"] == "one" and "function_call" in str(message)
+    )
+    driver.history.remove(lost)
+    await driver.turn("again")
+    parts = [str(content["parts"]) for content in world.requests_of("one")[-1]["contents"]]
+    assert [part for part in parts if "function_response" in part and "look_one(1)" in part] == []
+    assert "look_one(2)" in parts[-1]
+    # The branch beside it still sees its own.
+    parts = [str(content["parts"]) for content in world.requests_of("two")[-1]["contents"]]
+    assert len([part for part in parts if "function_response" in part]) == 2

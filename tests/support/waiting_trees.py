@@ -14,6 +14,7 @@ from support.adk_oracle import call, text
 from support.custom_agents import described
 from support.custom_trees import CustomTree, llms
 from support.random_trees import make_llm
+from support.tree_cases import move
 from support.tree_oracle import TreeWorld
 
 ANSWER = "blue"
@@ -70,6 +71,19 @@ TREES: dict[str, CustomTree] = {
             "b": [[call("job_b", x="1"), call("ask_b", x="9")], text("b done")],
         },
         any_order=True,
+    ),
+    "transfer": CustomTree(
+        lambda w: make_llm(w, "root", sub_agents=[make_llm(w, "a")]),
+        {
+            "root": [[move("a")]],
+            "a": [[call("ask_a", x="1"), call("job_a", x="2"), call("read_a", x="3")], text("a")],
+        },
+        messages=("go",),
+    ),
+    "loop": CustomTree(
+        lambda w: described(LoopAgent, "root", *llms(w, "d", "a"), max_iterations=2),
+        {"a": A, "d": D},
+        messages=("go",),
     ),
     "workflow": CustomTree(
         lambda w: Workflow(
