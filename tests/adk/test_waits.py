@@ -128,6 +128,7 @@ async def test_an_approval_with_payload_that_the_tool_asks_for(
 async def test_a_workflow_asks_the_user_and_goes_on(tmp_path: Path) -> None:
     world = World([text("drafted")])
     seen: list[Any] = []
+    answer = {"publish": True, "notes": {"by": ["Ada", None], "result": {}}}
 
     def ask(node_input: Any) -> Any:
         world.ran("ask")
@@ -136,7 +137,7 @@ async def test_a_workflow_asks_the_user_and_goes_on(tmp_path: Path) -> None:
             payload={"draft": "drafted"},
             response_schema={
                 "type": "object",
-                "properties": {"publish": {"type": "boolean"}},
+                "properties": {"publish": {"type": "boolean"}, "notes": {"type": "object"}},
                 "required": ["publish"],
             },
         )
@@ -156,10 +157,10 @@ async def test_a_workflow_asks_the_user_and_goes_on(tmp_path: Path) -> None:
         )
         with pytest.raises(InterruptError, match="of another form: 'publish' is a required"):
             await sessions.answer_question("s", asked.interrupt_id, {"x": 1})
-        await sessions.answer_question("s", asked.interrupt_id, {"publish": True})
+        await sessions.answer_question("s", asked.interrupt_id, answer)
         snapshot = await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
         assert snapshot.last_turn is not None and not snapshot.last_turn.error
-    assert seen == [{"publish": True}]
+    assert seen == [answer]
     assert len(world.requests) == 1
     assert world.executed == [("ask", {})]
 

@@ -234,6 +234,22 @@ CASES: dict[str, Case] = {
             "p2": [[call("t2", x="2")], text("p2 done")],
         },
     ),
+    "parallel root of five": Case(
+        lambda w: around(
+            w,
+            ParallelAgent,
+            "root",
+            *(llm(w, f"p{number}", *[f"t{number}"][: number % 4]) for number in range(5)),
+        ),
+        # No calls, one, two in a response, three one after the other, none again.
+        {
+            "p0": [text("p0 done")],
+            "p1": [[call("t1", x="1")], text("p1 done")],
+            "p2": [[call("t2", x="2"), call("t2", x="22")], text("p2 done")],
+            "p3": [*([call("t3", x="3" * count)] for count in (1, 2, 3)), text("p3 done")],
+            "p4": [text("p4 done")],
+        },
+    ),
     "parallel in a sequence": Case(
         lambda w: around(
             w,
