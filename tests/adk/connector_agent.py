@@ -7,7 +7,7 @@ from typing import Any
 
 from google.adk.agents import LlmAgent
 
-from adk.mcp_agent import ScriptModel
+from adk.mcp_agent import script_model
 from dex_agents import AgentSessionFlow, ToolPolicy
 from dex_agents.connectors import ConnectorToolSource, connector_tool
 from dex_agents_google_adk import adk_agent_session_flow
@@ -26,7 +26,7 @@ def flow_of(
     known = operations(Books(folder))
     source = ConnectorToolSource([connector_tool(known[name], REFERENCE) for name in tools])
     return adk_agent_session_flow(
-        LlmAgent(name="root", model=ScriptModel(folder=folder)),
+        LlmAgent(name="root", model=script_model(folder)),
         flow_type="LedgerAgent",
         tool_sources=[source],
         tool_policies=policies,

@@ -10,44 +10,41 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from google.adk.agents import LlmAgent
-from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.mcp_tool.mcp_session_manager import (
     StdioConnectionParams,
     StreamableHTTPConnectionParams,
 )
 from google.adk.tools.mcp_tool.mcp_toolset import McpToolset
-from google.genai import types
 from mcp import StdioServerParameters
 
 from dex_agents import AgentSessionFlow, ToolEffect, ToolPolicy
 from dex_agents.mcp import HttpServer, McpToolSource, StdioServer
 from dex_agents.testing import Ledger
 from dex_agents_google_adk import adk_agent_session_flow
+from dex_agents_google_adk.testing import (
+    ScriptedAnswer,
+    ScriptedModel,
+    tool_call,
+    tool_results,
+)
 
 SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
 LIMIT_S = 30
 ALLOWED = ToolPolicy(ToolEffect.NON_IDEMPOTENT_WRITE, requires_approval=False)
 
 
-class ScriptModel(BaseLlm):
+def script_model(folder: Path) -> ScriptedModel:
     """Makes the calls of the message, then answers with what the last ones gave."""
 
-    model: str = "script"
-    folder: Path
-
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """Answer from the request."""
-        contents = llm_request.contents
+    def answer(request: LlmRequest) -> ScriptedAnswer:
+        contents = request.contents
         asked = max(
             n for n, c in enumerate(contents) if c.parts and (c.parts[0].text or "")[:1] == "["
         )
@@ -55,23 +52,15 @@ class ScriptModel(BaseLlm):
         done = sum(
             any(p.function_response for p in content.parts or []) for content in contents[asked:]
         )
-        asked_ledger(self.folder).record("asked", tools=sorted(llm_request.tools_dict), round=done)
+        asked_ledger(folder).record("asked", tools=sorted(request.tools_dict), round=done)
         if done < len(script):
-            parts = [
-                types.Part(
-                    function_call=types.FunctionCall(
-                        name=name, args=value if isinstance(value, dict) else {"text": value}
-                    )
-                )
+            return [
+                tool_call(name, value if isinstance(value, dict) else {"text": value})
                 for name, value in script[done]
             ]
-        else:
-            answers = [p.function_response for p in contents[-1].parts or [] if p.function_response]
-            found = [(answer.name, answer.response) for answer in answers]
-            parts = [types.Part(text=json.dumps(found))]
-        yield LlmResponse(
-            content=types.Content(role="model", parts=parts), finish_reason=types.FinishReason.STOP
-        )
+        return json.dumps([(result.name, result.response) for result in tool_results(request)])
+
+    return ScriptedModel(answer)
 
 
 def asked_ledger(folder: Path) -> Ledger:
@@ -105,7 +94,7 @@ def build_flow(folder: Path) -> AgentSessionFlow:
     return adk_agent_session_flow(
         LlmAgent(
             name="root",
-            model=ScriptModel(folder=folder),
+            model=script_model(folder),
             tools=[] if is_source else [offered],
         ),
         flow_type="McpAgent",

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, open_blob_cache
 from google.adk.agents import LlmAgent
+from google.adk.models.llm_request import LlmRequest
 
 import dex_agents
 import dex_agents_google_adk
@@ -96,9 +97,11 @@ GOOD: dict[str, Callable[[], Any]] = {
     "outcome": lambda: ConnectorOutcome.COMPLETED,
     "path": lambda: "file",
     "reference": lambda: "secret",
+    "request": LlmRequest,
     "requires_approval": lambda: False,
     "role": lambda: MessageRole.USER,
     "run_state": lambda: None,
+    "script": lambda: ["hello"],
     "runner": lambda: ScriptedRunner([]),
     "server": lambda: StdioServer("true"),
     "server_address": lambda: NOWHERE,

@@ -113,6 +113,21 @@ async def test_what_cannot_be_explored(tmp_path: Path) -> None:
         )
 
 
+async def test_a_repeatable_name_that_no_entry_has_is_refused(tmp_path: Path) -> None:
+    for name, rest in (("lok", ""), ("asked", "; 'asked' is always repeatable")):
+        with pytest.raises(ValueError, match="repeatable") as refused:
+            await explore_crashes(
+                f"{EXPLORED}:sound",
+                ["order-1"],
+                repeatable=["look", name],
+                data_dir=tmp_path / name,
+            )
+        assert str(refused.value) == (
+            f"repeatable must hold names of ledger entries that the session makes, got {name!r}; "
+            f"it makes: look, pay{rest}"
+        )
+
+
 def run_of(*said: str, asked: tuple[str, ...] = ("q",), error: str = "") -> Run:
     history = [AgentMessage(MessageRole.ASSISTANT, {"t": text}, text) for text in said]
     entries = [{"name": "asked", "text": text} for text in asked]

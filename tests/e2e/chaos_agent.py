@@ -8,76 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 from google.adk.agents import LlmAgent
-from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.tool_context import ToolContext
-from google.genai import types
 
 from dex_agents import AgentSessionFlow, AgentSessionOptions, ToolEffect, ToolPolicy
 from dex_agents.testing import Ledger
 from dex_agents_google_adk import adk_agent_session_flow, idempotency_key_for_tool_call
+from dex_agents_google_adk.testing import (
+    ScriptedAnswer,
+    ScriptedModel,
+    tool_call,
+    tool_results,
+)
 
 FLOW_TYPE = "ChaosAgent"
 CALLS = ("look", "put", "charge", "notify")
 
 
-class ChaosModel(BaseLlm):
+async def _answer(request: LlmRequest) -> ScriptedAnswer:
     """Calls all four tools once a turn, echoing the turn's text, then reports what it read."""
-
-    model: str = "chaos"
-    requests: Path
-
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """Record the request, wait a little, answer."""
-        contents = [c.model_dump(mode="json", exclude_none=True) for c in llm_request.contents]
-        _append(self.requests, contents)
-        await asyncio.sleep(0.02)
-        parts = llm_request.contents[-1].parts or []
-        answers = [p.function_response for p in parts if p.function_response is not None]
-        if answers:
-            text = ";".join(f"{a.name}={json.dumps(a.response, sort_keys=True)}" for a in answers)
-            yield _response([types.Part(text=f"report: {text}")])
-            return
-        order = parts[0].text or ""
-        yield _response(
-            [
-                types.Part(function_call=types.FunctionCall(name=name, args={"order": order}))
-                for name in CALLS
-            ]
-        )
+    await asyncio.sleep(0.02)
+    results = tool_results(request)
+    if results:
+        read = (f"{r.name}={json.dumps(r.response, sort_keys=True)}" for r in results)
+        return f"report: {';'.join(read)}"
+    order = (request.contents[-1].parts or [])[0].text or ""
+    return [tool_call(name, {"order": order}) for name in CALLS]
 
 
-def _response(parts: list[types.Part]) -> LlmResponse:
-    return LlmResponse(
-        content=types.Content(role="model", parts=parts),
-        finish_reason=types.FinishReason.STOP,
-        usage_metadata=types.GenerateContentResponseUsageMetadata(
-            prompt_token_count=7, candidates_token_count=3
-        ),
-    )
-
-
-def _append(path: Path, value: Any) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        os.write(descriptor, (json.dumps(value) + "\n").encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def requests_file(data_dir: Path) -> Path:
-    """Where the model's requests are written, one JSON list of contents a line."""
-    return data_dir / "requests.jsonl"
+def requests(data_dir: Path) -> Ledger:
+    """Where the model's requests are written."""
+    return Ledger(data_dir / "requests.jsonl")
 
 
 def ledger(data_dir: Path) -> Ledger:
@@ -114,7 +78,7 @@ def build_flow(data_dir: Path) -> AgentSessionFlow:
 
     agent = LlmAgent(
         name="chaos",
-        model=ChaosModel(requests=requests_file(data_dir)),
+        model=ScriptedModel(_answer, ledger=requests(data_dir)),
         instruction="Handle the order.",
         tools=[look, put, charge, notify],
     )

@@ -9,15 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from e2e.chaos_agent import CALLS, ledger, requests_file
+from e2e.chaos_agent import CALLS, ledger, requests
 
 
 def model_requests(data_dir: Path) -> list[list[dict[str, Any]]]:
     """The contents of every request the model got, oldest first."""
-    path = requests_file(data_dir)
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [entry["contents"] for entry in requests(data_dir).entries()]
 
 
 def responses_of_last_round(contents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 from google.adk.agents import LlmAgent
-from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
-from google.genai import types
 
 from dex_agents import AgentSessionFlow, CompactionPolicy, ToolEffect
 from dex_agents.testing import Ledger
 from dex_agents_google_adk import adk_agent_session_flow
+from dex_agents_google_adk.testing import (
+    ScriptedAnswer,
+    ScriptedModel,
+    tool_call,
+    tool_results,
+)
 
 BULK = "x" * 2_000
 
@@ -24,31 +25,27 @@ def ledger(data_dir: Path) -> Ledger:
     return Ledger(data_dir / "ledger.jsonl")
 
 
-class LongModel(BaseLlm):
-    """Calls the tool once a turn, then answers at length; asked for a summary, it gives one."""
+def model(entries: Ledger) -> ScriptedModel:
+    """Calls the tool once a turn, then answers at length."""
 
-    model: str = "long"
-    entries: Any
-    is_summary_model: bool = False
+    def answer(request: LlmRequest) -> ScriptedAnswer:
+        if tool_results(request):
+            return f"answer {BULK}"
+        first = (request.contents[0].parts or [])[0].text or ""
+        entries.record("asked", first=first[:40])
+        return tool_call("look")
 
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """Note the request and answer."""
-        parts = llm_request.contents[-1].parts or []
-        first = (llm_request.contents[0].parts or [types.Part(text="")])[0].text or ""
-        if self.is_summary_model:
-            self.entries.record("summary")
-            part = types.Part(text="what happened so far")
-        elif parts[0].function_response is None:
-            self.entries.record("asked", first=first[:40])
-            part = types.Part(function_call=types.FunctionCall(name="look", args={}))
-        else:
-            part = types.Part(text=f"answer {BULK}")
-        yield LlmResponse(
-            content=types.Content(role="model", parts=[part]),
-            finish_reason=types.FinishReason.STOP,
-        )
+    return ScriptedModel(answer)
+
+
+def summary_model(entries: Ledger) -> ScriptedModel:
+    """Notes that it was asked for a summary, and gives one."""
+
+    def answer(request: LlmRequest) -> ScriptedAnswer:
+        entries.record("summary")
+        return "what happened so far"
+
+    return ScriptedModel(answer)
 
 
 def build_flow(data_dir: Path) -> AgentSessionFlow:
@@ -61,9 +58,9 @@ def build_flow(data_dir: Path) -> AgentSessionFlow:
         return "seen"
 
     return adk_agent_session_flow(
-        LlmAgent(name="long", model=LongModel(entries=entries), tools=[look]),
+        LlmAgent(name="long", model=model(entries), tools=[look]),
         flow_type="LongAgent",
         default_tool_effect=ToolEffect.READ,
         compaction=CompactionPolicy(context_window_tokens=4_000, kept_turns=1),
-        summary_model=LongModel(entries=entries, is_summary_model=True),
+        summary_model=summary_model(entries),
     )

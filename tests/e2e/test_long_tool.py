@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
 from google.adk.agents import LlmAgent
-from google.adk.models.base_llm import BaseLlm
-from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
-from google.genai import types
 
 from dex_agents import AgentSessionClient, AgentSessionFlow, ToolEffect, ToolPolicy
 from dex_agents.testing import Ledger, WorkerProcess, private_engine, read_step_history
 from dex_agents_google_adk import adk_agent_session_flow
+from dex_agents_google_adk.testing import ScriptedModel, tool_call
 
 BLOCKS_S = 90.0
-
-
-class OneCall(BaseLlm):
-    """Calls the tool once, then answers."""
-
-    model: str = "one-call"
-
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        parts = llm_request.contents[-1].parts or []
-        is_answered = any(part.function_response for part in parts)
-        part = (
-            types.Part(text="done")
-            if is_answered
-            else types.Part(function_call=types.FunctionCall(name="export", args={}))
-        )
-        yield LlmResponse(content=types.Content(role="model", parts=[part]))
 
 
 def build_flow(data_dir: Path) -> AgentSessionFlow:
@@ -50,7 +28,9 @@ def build_flow(data_dir: Path) -> AgentSessionFlow:
         return "exported"
 
     return adk_agent_session_flow(
-        LlmAgent(name="exporter", model=OneCall(), tools=[export]),
+        LlmAgent(
+            name="exporter", model=ScriptedModel([tool_call("export"), "done"]), tools=[export]
+        ),
         flow_type="Exporter",
         tool_policies={
             "export": ToolPolicy(ToolEffect.NON_IDEMPOTENT_WRITE, requires_approval=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from dex import (
@@ -18,6 +19,7 @@ from dex import (
 )
 
 from dex_agents import AgentSessionClient, AgentSessionFlow, agent_worker_options
+from dex_agents.testing import session_client
 
 
 @contextlib.asynccontextmanager
@@ -49,17 +51,8 @@ async def serve_client(
         await serving
 
 
-@contextlib.asynccontextmanager
-async def client_of(
+def client_of(
     address: str, flow: AgentSessionFlow, cache_folder: Path
-) -> AsyncIterator[AgentSessionClient]:
+) -> AbstractAsyncContextManager[AgentSessionClient]:
     """A client of sessions that other processes serve."""
-    client = AsyncClient(
-        Registry([flow], allow_async_handlers=True),
-        open_blob_cache(BlobCacheConfig(str(cache_folder), 1 << 20)),
-        ClientOptions(server_address=address, worker_target=WorkerTarget(pull=True)),
-    )
-    try:
-        yield AgentSessionClient(client, flow)
-    finally:
-        await client.close()
+    return session_client(flow, server_address=address, cache_dir=cache_folder)

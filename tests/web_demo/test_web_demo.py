@@ -22,7 +22,7 @@ import dex_lite
 from dex_agents import AgentSessionClient, ToolEffect, ToolPolicy
 from dex_agents.testing import private_engine
 from dex_agents_google_adk import adk_agent_session_flow
-from dex_agents_google_adk.demo._model import ScriptedSupportModel
+from dex_agents_google_adk.demo._model import scripted_support_model
 from dex_agents_google_adk.demo.web._app import web_app
 from dex_agents_google_adk.demo.web._serve import _command
 from support.browser import open_browser
@@ -95,7 +95,7 @@ async def serve_web(folder: Path) -> AsyncIterator[Web]:
         return f"order {order_id} refunded"
 
     agent = LlmAgent(
-        name="support", model=ScriptedSupportModel(), tools=[search_orders, refund_order]
+        name="support", model=scripted_support_model(), tools=[search_orders, refund_order]
     )
     flow = adk_agent_session_flow(
         agent,

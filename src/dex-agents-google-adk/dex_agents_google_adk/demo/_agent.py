@@ -13,7 +13,7 @@ from google.adk.tools.tool_context import ToolContext
 
 from dex_agents import AgentSessionFlow, ToolEffect, ToolPolicy
 from dex_agents_google_adk import adk_agent_session_flow, idempotency_key_for_tool_call
-from dex_agents_google_adk.demo._model import ScriptedSupportModel
+from dex_agents_google_adk.demo._model import scripted_support_model
 from dex_agents_google_adk.demo._provider import PaymentProvider
 
 FLOW_TYPE = "SupportAgent"
@@ -52,7 +52,7 @@ def build_flow(data_dir: Path) -> AgentSessionFlow:
         """Send an email to the customer."""
         return f"sent to {to}"
 
-    model: str | BaseLlm = GEMINI_MODEL if uses_gemini() else ScriptedSupportModel()
+    model: str | BaseLlm = GEMINI_MODEL if uses_gemini() else scripted_support_model()
     tools: list[Any] = [search_orders, refund_order, send_email]
     agent = LlmAgent(
         name="support",

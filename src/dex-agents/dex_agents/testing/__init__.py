@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dex_agents.testing._client import session_client
 from dex_agents.testing._compare import CrashReport, CrashRow
 from dex_agents.testing._engine import PrivateEngine, private_engine
 from dex_agents.testing._explore import explore_crashes
@@ -39,5 +40,6 @@ __all__ = [
     "private_engine",
     "read_step_history",
     "read_step_shape",
+    "session_client",
     "step_shape",
 ]

@@ -117,6 +117,11 @@ def read_run(
     return Run(executions, requests, history, played.errors, unknown)
 
 
+def recorded_names(run: Run) -> set[str]:
+    """Names of the entries that tools have written."""
+    return {json.loads(entry)["name"] for entry in run.executions}
+
+
 def compare_runs(
     place: str, run: Run | None, reference: Run, repeatable: Collection[str]
 ) -> CrashRow:

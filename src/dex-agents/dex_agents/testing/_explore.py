@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
-
 from dex_agents._arguments import check_callable, check_name, check_texts, path_of
 from dex_agents._session.client import AgentSessionClient
 from dex_agents._session.flow import AgentSessionFlow
 from dex_agents._session.views import PendingInterrupt
 from dex_agents._worker_main import build_flows, call_builder
-from dex_agents.testing._compare import CrashReport, Run, compare_runs, read_run
+from dex_agents.testing._client import session_client
+from dex_agents.testing._compare import CrashReport, Run, compare_runs, read_run, recorded_names
 from dex_agents.testing._engine import PrivateEngine, private_engine
 from dex_agents.testing._failpoints import is_failpoint_reached
 from dex_agents.testing._ledger import Ledger
@@ -75,8 +74,9 @@ async def explore_crashes(
 
     Raises:
         TypeError: An argument is of another type.
-        ValueError: One is out of its range, ``messages`` is empty, ``places`` chooses none, or ``flow`` builds no or
-            several Flows, or cannot be imported by another process.
+        ValueError: One is out of its range, ``messages`` is empty, ``places`` chooses none,
+            ``repeatable`` holds a name that no entry has, or ``flow`` builds no or several Flows,
+            or cannot be imported by another process.
         RuntimeError: The undisturbed run failed, or the engine cannot be killed.
         TimeoutError: A run took longer than ``timeout_s``; the text names its place.
     """
@@ -111,6 +111,7 @@ async def explore_crashes(
         )
         async with explorer.serve(kill) as (sessions, engine):
             reference = await explorer.play_undisturbed(sessions)
+            _check_repeatable(repeatable, reference, asked)
             passed = explorer.passed(_session_id(0))
             if not any(map(places, passed)):
                 raise ValueError(
@@ -124,6 +125,18 @@ async def explore_crashes(
                     met = explorer.passed(_session_id(number))[number - 1 : number]
                     rows.append(compare_runs((met or [place])[0], run, reference, repeatable))
             return CrashReport(rows)
+
+
+def _check_repeatable(repeatable: Collection[str], reference: Run, asked: str) -> None:
+    names = recorded_names(reference)
+    for name in repeatable:
+        if name not in names:
+            known = ", ".join(sorted(names)) or "none"
+            also = f"; {asked!r} is always repeatable" if name == asked else ""
+            raise ValueError(
+                f"repeatable must hold names of ledger entries that the session makes, got "
+                f"{name!r:.80}; it makes: {known}{also}"
+            )
 
 
 def _session_id(number: int) -> str:
@@ -240,21 +253,14 @@ class _Explorer:
                 python_path=self.python_path,
             )
             stack.push_async_callback(worker.stop)
-            sessions = await stack.enter_async_context(self._client(engine.address))
+            sessions = await stack.enter_async_context(
+                session_client(
+                    self.client_flow,
+                    server_address=engine.address,
+                    cache_dir=self.folder / "client-cache",
+                )
+            )
             yield sessions, engine
-
-    @contextlib.asynccontextmanager
-    async def _client(self, address: str) -> AsyncIterator[AgentSessionClient]:
-        cache = open_blob_cache(BlobCacheConfig(str(self.folder / "client-cache"), 1 << 20))
-        options = ClientOptions(server_address=address, worker_target=WorkerTarget(pull=True))
-        client = AsyncClient(
-            Registry([self.client_flow], allow_async_handlers=True), cache, options
-        )
-        try:
-            yield AgentSessionClient(client, self.client_flow)
-        finally:
-            await client.close()
-            cache.close()
 
 
 @contextlib.asynccontextmanager
