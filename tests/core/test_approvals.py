@@ -94,8 +94,35 @@ async def test_a_deadline_rejects_and_says_so(stages: Stages) -> None:
         assert record.status is ToolCallStatus.REJECTED
         assert "deadline" in record.rejection_message
         assert stage.runner.count("pay") == 0
-        with pytest.raises(InterruptError, match="not pending"):
+        with pytest.raises(InterruptError, match="its deadline passed before anybody answered"):
             await stage.sessions.resolve_interrupt("s", pending.interrupt_id, approved=True)
+
+
+async def test_an_answer_too_many_says_what_became_of_its_interrupt(stages: Stages) -> None:
+    async with stages.play(SCRIPT, {"pay": pay}) as stage:
+        sessions, resolve = stage.sessions, stage.sessions.resolve_interrupt
+        (cut,) = (await until_asked(stage, "cut")).pending_interrupts
+        await sessions.cancel_turn("cut")
+        with pytest.raises(InterruptError) as ended:
+            await resolve("cut", cut.interrupt_id, approved=True)
+        (pending,) = (await until_asked(stage)).pending_interrupts
+        with pytest.raises(InterruptError) as unknown:
+            await resolve("s", f"{pending.interrupt_id}1", approved=True)
+        await resolve("s", pending.interrupt_id, approved=True)
+        await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        with pytest.raises(InterruptError) as answered:
+            await resolve("s", pending.interrupt_id, approved=False)
+    tail = "; pending are: none"
+    asked = pending.interrupt_id
+    assert str(ended.value).endswith(
+        f"is not pending: its turn ended before anybody answered{tail}"
+    )
+    assert str(unknown.value).endswith(
+        f"is not pending: this session never asked it; pending are: {asked}"
+    )
+    assert str(answered.value).endswith(
+        f"is not pending: it was answered, and an answer cannot be changed{tail}"
+    )
 
 
 async def test_of_simultaneous_answers_one_counts(stages: Stages) -> None:

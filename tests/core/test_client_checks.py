@@ -406,7 +406,7 @@ async def test_what_can_be_no_interrupt_is_not_pending(
     offline: AgentSessionClient, interrupt_id: str
 ) -> None:
     for command in INTERRUPT_ID.values():
-        with pytest.raises(InterruptError, match="is not pending: it was answered"):
+        with pytest.raises(InterruptError, match="is not pending: this session never asked it"):
             await command(offline, interrupt_id)
 
 

@@ -39,12 +39,20 @@ from dex_agents._session.waiting import wait_for_turns
 _CANCEL_S = 10.0
 _CLOSE_WAIT = timedelta(seconds=10)
 _ANSWER_REFUSALS = {
+    # A Worker of an earlier release does not say which it is.
     "not_pending": (
         "is not pending: it was answered, it expired, its turn ended, or it never existed"
     ),
     "already_answered": "was already answered; an answer cannot be changed",
     "expired": "has expired; the call counts as rejected",
     "arguments_differ": "asks for other arguments than the digest that was given",
+}
+_WHY_GONE = {
+    "answered": "is not pending: it was answered, and an answer cannot be changed",
+    "expired": "is not pending: its deadline passed before anybody answered",
+    "turn_ended": "is not pending: its turn ended before anybody answered",
+    "forgotten": "is not pending: its turn has ended, and how it ended is no longer kept",
+    "unknown": "is not pending: this session never asked it",
 }
 _WAIT_REFUSALS = {
     "queue_full": "their turn, no more are taken; send again when a turn has ended",
@@ -132,7 +140,7 @@ async def answer_interrupt(
 ) -> None:
     """Answer an interrupt, which alone is locked meanwhile."""
     if not is_interrupt_id(interrupt_id):
-        raise InterruptError(f"interrupt {interrupt_id!r:.200} {_ANSWER_REFUSALS['not_pending']}")
+        raise InterruptError(f"interrupt {interrupt_id!r:.200} {_WHY_GONE['unknown']}")
     options = RPCInvokeOptions(
         lock_attribute_map_instances=(resources.interrupts.lock(interrupt_id),),
         load_attribute_map_instances=(
@@ -154,6 +162,7 @@ async def answer_interrupt(
         )
     why = answer["why"] if refused == "misfit" else _ANSWER_REFUSALS[refused]
     if refused == "not_pending":
+        why = _WHY_GONE.get(answer.get("why", ""), why)
         snapshot = await stored_snapshot(connection, session_id)
         ids = [interrupt.interrupt_id for interrupt in snapshot.pending_interrupts]
         why += f"; pending are: {', '.join(ids) or 'none'}"

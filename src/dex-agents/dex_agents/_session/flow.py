@@ -269,11 +269,10 @@ class AgentSessionFlow(Flow[bytes]):
         if taken is not None:
             return RPCResult(encode({} if taken else {"refused": "id_reused"}))
         stored = resources.interrupts.get(context, interrupt_id)
-        if not stored:
-            return RPCResult(encode({"refused": "not_pending"}))
-        interrupt = StoredInterrupt.from_json(decode(stored))
-        if _is_ending(context, interrupt) or not _is_open(context, interrupt):
-            return RPCResult(encode({"refused": "not_pending"}))
+        interrupt = StoredInterrupt.from_json(decode(stored)) if stored else None
+        if interrupt is None or _is_ending(context, interrupt) or not _is_open(context, interrupt):
+            why = interrupts.why_gone(context, interrupt_id)
+            return RPCResult(encode({"refused": "not_pending", "why": why}))
         if interrupt.answer is not None:
             return RPCResult(encode({"refused": "already_answered"}))
         if interrupt.deadline_ms is not None and now_ms() >= interrupt.deadline_ms:

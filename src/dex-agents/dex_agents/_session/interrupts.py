@@ -7,6 +7,7 @@ with the next one whatever is left of the interrupts of turns that have ended go
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 
 from dex import AsyncContext, Context
@@ -14,13 +15,43 @@ from dex import AsyncContext, Context
 from dex_agents._contract import Json
 from dex_agents._session import resources
 from dex_agents._session.encoding import decode, encode
-from dex_agents._session.records import message_digest, turn_number
+from dex_agents._session.records import StoredInterrupt, message_digest, turn_number
+
+# Marks that are no digests of answers. Earlier releases leave none when a deadline passes.
+_EXPIRED = "expired"
+_ANSWERED = "answered"
+_TURN_OF_INTERRUPT = re.compile(r"t([1-9]\d{0,8})\.")
 
 
 def store(context: AsyncContext, interrupt_id: str, interrupt: bytes) -> None:
     """Ask a person; answerable from this commit on."""
     resources.interrupts.set(context, interrupt_id, interrupt)
     resources.asked.set(context, interrupt_id, encode(None))
+
+
+def take_in(context: AsyncContext, interrupt_id: str) -> dict[str, Json] | None:
+    """End a wait: its answer, or ``None`` if its deadline has passed first."""
+    stored = resources.interrupts.get(context, interrupt_id)
+    answer = StoredInterrupt.from_json(decode(stored)).answer if stored else None
+    resources.interrupts.delete(context, interrupt_id)
+    if answer is None:
+        resources.asked.set(context, interrupt_id, encode(_EXPIRED))
+    return answer
+
+
+def why_gone(context: Context, interrupt_id: str) -> str:
+    """Why nothing takes an answer to an interrupt that is not open: a key of the refusals."""
+    mark = resources.asked.get(context, interrupt_id)
+    if not mark:
+        asked_in = _TURN_OF_INTERRUPT.match(interrupt_id)
+        is_old = asked_in is not None and int(asked_in[1]) <= (
+            resources.turns_done.get(context) or 0
+        )
+        return "forgotten" if is_old else "unknown"
+    known = decode(mark)
+    if known is None:
+        return "turn_ended"
+    return "expired" if known == _EXPIRED else "answered"
 
 
 def has_taken(context: Context, interrupt_id: str, given: Mapping[str, Json]) -> bool | None:
@@ -45,7 +76,9 @@ def note_answer(context: Context, interrupt_id: str, given: Mapping[str, Json]) 
     answer_id = given.get("answer_id")  # earlier clients give none
     if answer_id:
         mark = f"{message_digest(answer_id)}.{_content_digest(given)}"
-        resources.asked.set(context, interrupt_id, encode(mark))
+    else:
+        mark = _ANSWERED
+    resources.asked.set(context, interrupt_id, encode(mark))
 
 
 def forget_before(context: AsyncContext, opening_turn: int) -> None:

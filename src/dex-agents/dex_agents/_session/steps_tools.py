@@ -193,13 +193,9 @@ class AwaitToolApproval(AwaitInterrupt):
     ) -> StepDecision:
         task = CallTask.from_json(decode(input))
         _failpoints.reach("interrupt.answered", context.flow_id)
-        interrupt_id = task.interrupt_id
-        stored = resources.interrupts.get(context, interrupt_id)
-        interrupt = StoredInterrupt.from_json(decode(stored)) if stored else None
-        resources.interrupts.delete(context, interrupt_id)
-        resources.unapproved.delete(context, interrupt_id)
         # An answer that was accepted counts, also when the timer fired meanwhile.
-        answer = interrupt.answer if interrupt is not None else None
+        answer = interrupts.take_in(context, task.interrupt_id)
+        resources.unapproved.delete(context, task.interrupt_id)
         _failpoints.reach("approval.before_commit", context.flow_id)
         if answer is not None and answer.get("approved"):
             # The call itself stays as the model made it, beside what it was changed to.

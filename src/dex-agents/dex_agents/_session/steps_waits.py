@@ -14,10 +14,10 @@ from dex_agents._contract import (
     ToolCallRecord,
     ToolCallStatus,
 )
-from dex_agents._session import resources, step_options
+from dex_agents._session import interrupts, step_options
 from dex_agents._session.encoding import decode
 from dex_agents._session.events import StepEvents
-from dex_agents._session.records import CallTask, StoredInterrupt
+from dex_agents._session.records import CallTask
 from dex_agents._session.steps_tools import (
     AFTER_THE_WAIT,
     EXPIRED_TEXT,
@@ -37,10 +37,7 @@ class AwaitAnswer(AwaitInterrupt):
     ) -> StepDecision:
         task = CallTask.from_json(decode(input))
         _failpoints.reach("interrupt.answered", context.flow_id)
-        stored = resources.interrupts.get(context, task.interrupt_id)
-        interrupt = StoredInterrupt.from_json(decode(stored)) if stored else None
-        resources.interrupts.delete(context, task.interrupt_id)
-        answer = interrupt.answer if interrupt is not None else None
+        answer = interrupts.take_in(context, task.interrupt_id)
         asked = task.interrupt
         assert asked is not None, f"call {task.interrupt_id} waits for nothing"
         if answer is not None and (given := _for_the_tool(task, asked, answer)) is not None:
