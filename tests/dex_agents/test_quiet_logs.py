@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
+import grpc
 import pytest
+from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
 
-from dex_agents._quiet_logs import RepeatFilter
+from dex_agents._quiet_logs import LostEngineFilter, RepeatFilter
+from dex_agents.testing import Ledger, WorkerProcess, private_engine
+from support.kit_flow import build_flow
 
 LOGGER = logging.getLogger("test_quiet_logs")
 
@@ -57,3 +63,67 @@ def test_what_it_remembers_is_bounded(heard: Heard) -> None:
     (repeats,) = heard.filters
     assert isinstance(repeats, RepeatFilter)
     assert len(repeats._places) <= 1_000
+
+
+class Gone(grpc.RpcError):  # type: ignore[misc]
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+
+def sdk_record(text: str, error: Exception, *, is_traced: bool) -> logging.LogRecord:
+    info = (type(error), error, None) if is_traced else None
+    args = () if is_traced else (error,)
+    return logging.LogRecord("dex._pull_worker", logging.ERROR, "f", 1, text, args, info)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "is_traced", "is_loss"),
+    [
+        ("Worker task stream disconnected: %s", Gone(grpc.StatusCode.UNAVAILABLE), False, True),
+        ("send Worker error frame failed", asyncio.InvalidStateError("finished"), True, True),
+        ("send Worker keepalive Pong failed", Gone(grpc.StatusCode.UNAVAILABLE), True, True),
+        ("Worker task stream disconnected: %s", Gone(grpc.StatusCode.INTERNAL), False, False),
+        ("send Worker error frame failed", ValueError("a bug"), True, False),
+        ("Python Worker invocation failed", Gone(grpc.StatusCode.UNAVAILABLE), True, False),
+    ],
+)
+def test_only_the_loss_of_the_engine_is_put_shortly(
+    text: str, error: Exception, is_traced: bool, is_loss: bool
+) -> None:
+    record = sdk_record(text, error, is_traced=is_traced)
+    assert LostEngineFilter("host:8801").filter(record)
+    is_short = record.getMessage().startswith("the engine at host:8801 is away; ")
+    assert is_short == is_loss
+    assert (record.levelno == logging.WARNING) == is_loss
+    assert (record.exc_info is not None) == (is_traced and not is_loss)
+
+
+async def test_a_killed_engine_is_one_line_in_the_log_of_a_worker(tmp_path: Path) -> None:
+    async with private_engine(tmp_path / "engine.db") as engine:
+        worker = await WorkerProcess.start(
+            "support.kit_flow:build_flow", server_address=engine.address, data_dir=tmp_path
+        )
+        flow = build_flow(tmp_path)
+        client = AsyncClient(
+            Registry([flow], allow_async_handlers=True),
+            open_blob_cache(BlobCacheConfig(str(tmp_path / "cache"), 1 << 20)),
+            ClientOptions(server_address=engine.address, worker_target=WorkerTarget(pull=True)),
+        )
+        await client.start_flow(flow, "f", 600.0)
+        ledger = Ledger(tmp_path / "ledger.jsonl")
+        async with asyncio.timeout(40):
+            while not ledger.count("began"):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            await engine.kill()
+            while not worker.log.read_text().strip():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        await client.close()
+        worker.kill()
+        await worker.wait()
+        # The Flow itself prints an empty line.
+        lines = [line for line in worker.log.read_text().splitlines() if line]
+    (line,) = lines
+    assert f"the engine at {engine.address} is away; " in line

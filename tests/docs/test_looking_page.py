@@ -88,6 +88,7 @@ async def test_the_commands_of_the_page(tmp_path: Path) -> None:
     assert "turn_started" in tailed and len(tailed.splitlines()) == 3
     assert svg == "" and "refund_order" in (tmp_path / "history.svg").read_text()
     assert "refund_order" in mermaid and "waits for approval" in mermaid
+    assert "called by support" in mermaid
     assert "SupportAgent" in flow
 
 

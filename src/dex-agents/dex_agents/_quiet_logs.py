@@ -1,13 +1,56 @@
-"""Fewer log lines: while an engine is away the SDK reports every try of every stream."""
+"""Fewer log lines: while an engine is away the SDK reports every try of every stream, with traces."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
 
+import grpc
+
 _EVERY_S = 10.0
 _PLACES_KEPT = 1_000
+_SDK_STREAMS = "dex._pull_worker"
+_OF_A_LOST_STREAM = (
+    "Worker task stream disconnected: %s",
+    "send Worker error frame failed",
+    "send Worker keepalive Pong failed",
+)
+
+
+class LostEngineFilter(logging.Filter):
+    """Says in one warning what the SDK says of an engine that went away in several, with traces.
+
+    A handler needs it in front of its :class:`RepeatFilter`.
+
+    Args:
+        server_address: What the line names.
+    """
+
+    def __init__(self, server_address: str) -> None:
+        super().__init__()
+        self._text = (
+            f"the engine at {server_address} is away; the Worker connects again as soon as it is "
+            "back, and what ran is attempted again"
+        )
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Always true; the record may become another one."""
+        if record.name == _SDK_STREAMS and record.msg in _OF_A_LOST_STREAM and _is_loss(record):
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.msg, record.args = self._text, ()
+            record.exc_info = record.exc_text = None
+        return True
+
+
+def _is_loss(record: logging.LogRecord) -> bool:
+    error: object = record.exc_info[1] if record.exc_info else None
+    if error is None and isinstance(record.args, tuple) and record.args:
+        error = record.args[0]
+    if isinstance(error, grpc.RpcError):
+        return bool(error.code() is grpc.StatusCode.UNAVAILABLE)
+    return isinstance(error, asyncio.InvalidStateError)  # its stream has ended before
 
 
 class RepeatFilter(logging.Filter):

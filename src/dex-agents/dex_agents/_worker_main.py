@@ -18,7 +18,7 @@ from typing import Any
 
 from dex import AsyncWorker, BlobCacheConfig, Flow, Registry, open_blob_cache
 
-from dex_agents._quiet_logs import RepeatFilter
+from dex_agents._quiet_logs import LostEngineFilter, RepeatFilter
 from dex_agents._worker import NO_SUCH_FUNCTION_CODE, agent_worker_options, run_with_uvloop
 
 READY_LINE = "dex-agents worker ready"
@@ -176,6 +176,7 @@ def main() -> None:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     for handler in logging.getLogger().handlers:
+        handler.addFilter(LostEngineFilter(given.server))
         handler.addFilter(RepeatFilter())
     given.cache_dir.mkdir(parents=True, exist_ok=True)
     try:

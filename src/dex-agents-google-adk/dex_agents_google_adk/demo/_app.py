@@ -69,6 +69,7 @@ async def _play(console: Console, folder: Path, *, interactive: bool) -> list[st
     provider = PaymentProvider(provider_file(folder))
     async with dex_lite.open_engine(folder / "sessions.db") as engine:
         console.print(f"engine  {engine.address}, data in {folder / 'sessions.db'}")
+        console.print("worker  starts …", style="dim")
         worker = await _start_worker(engine.address, folder)
         try:
             console.print(f"worker  process {worker.pid}")
@@ -163,6 +164,7 @@ async def _kill_in_refund(
     worker.kill()
     await worker.wait()
     screen.note(f"SIGKILL: Worker {worker.pid} died while the refund ran")
+    screen.note("another Worker starts …")
     replacement = await _start_worker(address, folder)
     screen.note(f"Worker {replacement.pid} takes over")
     return replacement

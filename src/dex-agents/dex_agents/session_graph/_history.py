@@ -31,7 +31,7 @@ class Box:
     Attributes:
         title: The tool's name, or what the Step does.
         state: How it ended, or ``waiting`` for a person, or ``running``.
-        facts: Short texts: status, attempts, durations, the failure.
+        facts: Short texts: the agent that calls a tool, status, attempts, durations, the failure.
     """
 
     title: str
@@ -223,6 +223,8 @@ def _call_row(
 
 def _call_box(task: Mapping[str, Any], steps: list[_Execution], record: Any) -> Box:
     box = Box(str(task["call"]["tool_name"]), "running")
+    if agent := task["call"].get("agent_name"):
+        box.facts.append(f"called by {agent}")
     waits = [step for step in steps if step.step_type in _WAITS]
     if record is not None:
         status = str(record.get("status", ""))
