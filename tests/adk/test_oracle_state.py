@@ -240,8 +240,9 @@ async def test_artifacts() -> None:
             text("done"),
         ],
         [call("tool", "c1", x="1"), call("tool", "c1", x="2"), text("done")],
+        [[call("tool", "c\ud800", x="1"), call("tool", "c\\ud800", x="2")], text("done")],
     ],
-    ids=["one response", "one turn"],
+    ids=["one response", "one turn", "no text that can be stored"],
 )
 async def test_reused_ids(script: list[Step]) -> None:
     def build(world: World) -> LlmAgent:

@@ -40,7 +40,7 @@ from dex_agents_google_adk._effects import (
     is_task_tool,
 )
 from dex_agents_google_adk._events import USER, is_resumption_marker, shown_text
-from dex_agents_google_adk._json import copy_json
+from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._node_path import parse_node_path
 from dex_agents_google_adk._open_response import DeferredCall
 from dex_agents_google_adk._pauses import YIELD_TOOL_NAME, agent_key, put_off, yield_answer
@@ -61,13 +61,14 @@ _MEDIA_KEY = "__dex_media__"
 
 
 def _make_call_ids_unique(event: Event) -> None:
-    """Give a call that repeats an id of its own response another one.
+    """Give a call that repeats an id of its own response another one, and each one that can be stored.
 
     ADK keys confirmations and results by id, so two calls with one id could not be told apart.
     Later responses may use the id again; ADK pairs results with the newest call, and so do we.
     """
     seen: set[str] = set()
     for call in event.get_function_calls():
+        call.id = to_json(call.id)  # what storage would change would not be found again
         if call.id in seen:
             number = 2
             while f"{call.id}-{number}" in seen:
