@@ -28,6 +28,14 @@ async def check_sound_agent(folder: Path) -> None:
     found = verdicts(report)
     unknown = {row.place.partition("#")[0] for row in report.rows if "unknown" in row.verdict}
     assert unknown == {"tool.before_call", "tool.after_call"}
+    assert len(found) == len(report.rows), "a place has two rows"
+    calls = [row.place for row in report.rows if row.place.startswith("tool.")]
+    assert sorted(calls) == [
+        "tool.after_call#1",
+        "tool.after_call#2",
+        "tool.before_call#1",
+        "tool.before_call#2",
+    ]
     places = {place.partition("#")[0] for place in found}
     assert places >= {
         "message.before",

@@ -110,20 +110,23 @@ async def explore_crashes(
             timeout_s,
         )
         async with explorer.serve(kill) as (sessions, engine):
-            reference = await explorer.play_undisturbed(sessions)
+            async with explorer.work(engine):
+                reference = await explorer.play_undisturbed(sessions)
             _check_repeatable(repeatable, reference, asked)
             passed = explorer.passed(_session_id(0))
-            if not any(map(places, passed)):
+            chosen = {n: place for n, place in enumerate(passed, start=1) if places(place)}
+            if not chosen:
                 raise ValueError(
                     f"places chooses none of the places that the session passes: {', '.join(passed)}"
                 )
+            action = "kill" if kill == "worker" else f"kill:{engine.pid_file}"
+            failpoints = [f"{_failpoint(n, place)}={action}" for n, place in chosen.items()]
             rows = []
-            for number, place in enumerate(passed, start=1):
-                if places(place):
+            async with explorer.work(engine, failpoints):
+                for number, place in chosen.items():
                     async with _restarting(engine, kill == "engine"):
-                        run = await explorer.play_killed(sessions, number)
-                    met = explorer.passed(_session_id(number))[number - 1 : number]
-                    rows.append(compare_runs((met or [place])[0], run, reference, repeatable))
+                        run = await explorer.play_killed(sessions, number, place)
+                    rows.append(compare_runs(place, run, reference, repeatable))
             return CrashReport(rows)
 
 
@@ -140,12 +143,14 @@ def _check_repeatable(repeatable: Collection[str], reference: Run, asked: str) -
 
 
 def _session_id(number: int) -> str:
-    """Of the run that is killed at its place of this number; the first place has number 1."""
+    """Of the run that is killed at the place of this number; the first place has number 1."""
     return f"crash-run-{number}"
 
 
-def _failpoint(number: int) -> str:
-    return f"*@{_session_id(number)}#{number}"
+def _failpoint(number: int, place: str) -> str:
+    """The place in that run: by its name, as calls side by side pass theirs in any order."""
+    name, _, count = place.partition("#")
+    return f"{name}@{_session_id(number)}#{count}"
 
 
 @contextlib.contextmanager
@@ -206,13 +211,15 @@ class _Explorer:
             )
         return run
 
-    async def play_killed(self, sessions: AgentSessionClient, number: int) -> Run | None:
-        """A run with a kill at its place of this number; ``None`` if it passes fewer."""
+    async def play_killed(
+        self, sessions: AgentSessionClient, number: int, place: str
+    ) -> Run | None:
+        """A run with a kill at this place; ``None`` if it does not pass it."""
         try:
             run = await self._play(sessions, _session_id(number))
         except TimeoutError as error:
-            raise TimeoutError(f"with a kill at place {number}: {error}") from error
-        return run if is_failpoint_reached(_failpoint(number), self.folder) else None
+            raise TimeoutError(f"with a kill at {place}: {error}") from error
+        return run if is_failpoint_reached(_failpoint(number, place), self.folder) else None
 
     def passed(self, session_id: str) -> list[str]:
         """The places that a session has passed so far, each with its count."""
@@ -236,23 +243,11 @@ class _Explorer:
 
     @contextlib.asynccontextmanager
     async def serve(self, kill: str) -> AsyncIterator[tuple[AgentSessionClient, PrivateEngine]]:
-        """Engine, Worker and client for all runs."""
+        """Engine and client for all runs."""
         async with contextlib.AsyncExitStack() as stack:
             engine = await stack.enter_async_context(private_engine())
             if kill == "engine" and not engine.can_be_killed:
                 raise RuntimeError("the engine named by the environment cannot be killed")
-            action = "kill" if kill == "worker" else f"kill:{engine.pid_file}"
-            failpoints = [f"{_failpoint(n)}={action}" for n in range(1, _MOST_PLACES + 1)]
-            worker = await WorkerProcess.start(
-                self.flow,
-                server_address=engine.address,
-                data_dir=self.folder,
-                failpoints=failpoints,
-                respawn=True,
-                env={"DEX_AGENTS_FAILPOINT_LOG": str(self.folder / _LOG)},
-                python_path=self.python_path,
-            )
-            stack.push_async_callback(worker.stop)
             sessions = await stack.enter_async_context(
                 session_client(
                     self.client_flow,
@@ -261,6 +256,25 @@ class _Explorer:
                 )
             )
             yield sessions, engine
+
+    @contextlib.asynccontextmanager
+    async def work(
+        self, engine: PrivateEngine, failpoints: Sequence[str] = ()
+    ) -> AsyncIterator[None]:
+        """A Worker for the block, a new one whenever it is killed."""
+        worker = await WorkerProcess.start(
+            self.flow,
+            server_address=engine.address,
+            data_dir=self.folder,
+            failpoints=failpoints,
+            respawn=True,
+            env={"DEX_AGENTS_FAILPOINT_LOG": str(self.folder / _LOG)},
+            python_path=self.python_path,
+        )
+        try:
+            yield
+        finally:
+            await worker.stop()
 
 
 @contextlib.asynccontextmanager
