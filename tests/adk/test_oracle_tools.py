@@ -327,6 +327,31 @@ async def test_every_callback_once_and_in_order() -> None:
     assert driver.world.callbacks.count("after agent") == 2
 
 
+async def test_chains_of_callbacks() -> None:
+    def build(world: World) -> LlmAgent:
+        def chain(kind: str) -> list[Any]:
+            def named(number: int) -> Any:
+                def callback(*_: Any, **__: Any) -> Any:
+                    world.log(f"{kind} {number}")
+                    is_answer = number == 2 and kind.endswith("tool")
+                    return {"from": kind} if is_answer else None
+
+                return callback
+
+            return [named(number) for number in (1, 2, 3)]
+
+        kinds = ("agent", "model", "tool")
+        chains = {
+            f"{when}_{kind}_callback": chain(f"{when} {kind}")
+            for when in ("before", "after")
+            for kind in kinds
+        }
+        return abc(world, **chains)
+
+    await compare(build, PARALLEL, compare_callbacks=False, **READ)
+    await compare(build, [call("a", x="1"), text("done")], **READ)
+
+
 async def test_before_model_answers_without_a_model_call() -> None:
     def build(world: World) -> LlmAgent:
         from support.adk_oracle import answer

@@ -148,7 +148,9 @@ class AgentTree:
 
 def _definition(agent: BaseAgent) -> tuple[int, ...]:
     """What makes an agent what it does, by identity."""
-    parts: list[Any] = [agent.before_agent_callback, agent.after_agent_callback]
+    # Each callback, as a copy has lists of its own.
+    before, after = agent.canonical_before_agent_callbacks, agent.canonical_after_agent_callbacks
+    parts: list[Any] = [*before, None, *after, None]
     if isinstance(agent, LlmAgent):
         parts += [agent.model, agent.instruction, agent.output_schema, *agent.tools]
     return tuple(map(id, parts))
