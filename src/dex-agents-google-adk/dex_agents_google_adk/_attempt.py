@@ -472,6 +472,14 @@ class Attempt:
         """Whether the ``after_tool_callback`` chain must not run again."""
         return id(context) in self._settled_contexts
 
+    def release_contexts(self) -> None:
+        """Forget ADK's contexts at the end. They know this record: while it knows them too, the
+        session, with a copy of every event, stays until Python's collector of cycles comes.
+        """
+        self.responses.clear()
+        self._open.clear()
+        self._settled_contexts.clear()
+
     def paused_responses(self) -> list[OpenResponse]:
         """Responses that now wait, in the order in which they came."""
         return [response for response in self.responses if response.deferred]

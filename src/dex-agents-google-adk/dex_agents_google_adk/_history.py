@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from google.adk.events.event import Event
-from google.genai import types
 
 from dex_agents._contract import AgentMessage, Json
 from dex_agents_google_adk._events import load_event
 from dex_agents_google_adk._json import copy_json
-from dex_agents_google_adk._model_copies import shallow_copy
-
-_FLAT_PART_FIELDS = frozenset({"text", "thought", "thought_signature"})
+from dex_agents_google_adk._model_copies import deep_copier
 
 
 @dataclass(frozen=True)
 class _Entry:
     item: Json
-    event: Event
+    copied_event: Callable[[], Event]
     size: int
 
 
@@ -56,18 +53,19 @@ class HistoryCache:
     def _load_one(self, session_id: str, message: AgentMessage) -> Event:
         item = message.framework_item
         if message.sequence < 0:
-            return _private_copy(load_event(item))
+            return load_event(copy_json(item))
         key = (session_id, message.sequence)
         entry = self._entries.get(key)
         if entry is not None and (entry.item is item or entry.item == item):
             self._entries.move_to_end(key)
         else:
             entry = self._keep(key, item)
-        return _private_copy(entry.event)
+        return entry.copied_event()
 
     def _keep(self, key: tuple[str, int], item: Json) -> _Entry:
-        event = load_event(item)
-        entry = _Entry(item, event, len(json.dumps(item)))
+        # A callback may edit in place whatever it finds in its session. Plain ADK forgets that with
+        # the invocation, so nobody is ever given the event that the copies are made from.
+        entry = _Entry(item, deep_copier(load_event(item)), len(json.dumps(item)))
         replaced = self._entries.pop(key, None)
         self._entries[key] = entry
         self._bytes += entry.size - (replaced.size if replaced is not None else 0)
@@ -84,38 +82,3 @@ def replay_state(items: Sequence[Json]) -> dict[str, Any]:
         if delta := (item.get("actions") or {}).get("state_delta"):
             state.update(delta)
     return {key: copy_json(value) for key, value in state.items()}
-
-
-def _private_copy(event: Event) -> Event:
-    # A callback may edit in place what it finds in the session or in a request, which shares with
-    # its events what is nested in their parts, such as the arguments of a call. In plain ADK that
-    # is forgotten with the invocation, so it must not reach into the cache.
-    mine = shallow_copy(event)
-    fields = mine.__dict__
-    if event.actions.state_delta:
-        fields["actions"] = actions = shallow_copy(event.actions)
-        actions.__dict__["state_delta"] = copy_json(event.actions.state_delta)
-    if event.content is not None and event.content.parts:
-        fields["content"] = content = shallow_copy(event.content)
-        content.__dict__["parts"] = [_part_copy(part) for part in event.content.parts]
-    if event.custom_metadata:
-        fields["custom_metadata"] = copy_json(event.custom_metadata)
-    if event.output is not None:
-        fields["output"] = copy_json(event.output)
-    return mine
-
-
-def _part_copy(part: types.Part) -> types.Part:
-    if part.model_fields_set <= _FLAT_PART_FIELDS:
-        return shallow_copy(part)
-    if (call := part.function_call) is not None:
-        mine = shallow_copy(part)
-        mine.__dict__["function_call"] = call = shallow_copy(call)
-        call.__dict__["args"] = copy_json(call.args)
-        return mine
-    if (response := part.function_response) is not None and not response.parts:
-        mine = shallow_copy(part)
-        mine.__dict__["function_response"] = response = shallow_copy(response)
-        response.__dict__["response"] = copy_json(response.response)
-        return mine
-    return part.model_copy(deep=True)

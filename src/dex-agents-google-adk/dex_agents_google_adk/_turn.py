@@ -170,6 +170,12 @@ class _TurnAttempt:
     # The run
 
     async def run(self) -> RunModelOutcome:
+        try:
+            return await self._run()
+        finally:
+            self._attempt.release_contexts()
+
+    async def _run(self) -> RunModelOutcome:
         enter_attempt(self._attempt)
         runner = self._make_runner()
         if not self._is_summed_up:

@@ -27,6 +27,7 @@ _READY_WITHIN_S = 30
 _CONNECT_WITHIN_S = 5.0
 _CONNECT_EVERY_S = 0.5
 _CLEAN_UP_WITHIN_S = 10.0
+_NEW_OBJECTS = 20_000  # between two runs of the collector of cycles
 _LOGGER = logging.getLogger("dex_agents")
 
 
@@ -185,9 +186,11 @@ def main() -> None:
         _LOGGER.error("%s", error)
         sys.exit(NO_SUCH_FUNCTION_CODE)
     # What is there by now, mostly modules, stays for good. The collector would go through all of it
-    # again and again, as each turn of a long session makes and drops ten thousands of objects.
+    # again and again, as each turn of a long session makes and drops ten thousands of objects; so
+    # it would through what the process keeps of its sessions, at Python's own threshold of 700.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS)
     run_with_uvloop(
         serve(
             flows,

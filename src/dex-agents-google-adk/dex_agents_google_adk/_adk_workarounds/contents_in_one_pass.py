@@ -163,7 +163,9 @@ def _copied(content: types.Content, keeps_call_ids: bool) -> types.Content:
 
 def _copied_part(part: types.Part, keeps_call_ids: bool) -> types.Part:
     copied = shallow_copy(part)
-    if not keeps_call_ids:
+    if not keeps_call_ids and (
+        part.function_call is not None or part.function_response is not None
+    ):
         for name, value in (
             ("function_call", part.function_call),
             ("function_response", part.function_response),
