@@ -13,6 +13,7 @@ import pytest
 from core.conftest import TURN_S, Stages
 from core.scripted_runner import Answer, Call, Tool
 from dex_agents import AgentTurnError, DeferredToolExecution, ModelCallError, ToolEffect
+from dex_agents._history_events import read_history_events
 from dex_agents.session_graph import (
     SessionHistory,
     history_mermaid,
@@ -21,7 +22,14 @@ from dex_agents.session_graph import (
 )
 from dex_agents.session_graph._cli import main
 from dex_agents.session_graph._flow_graph import FAILURES, TRANSITIONS
-from dex_agents.testing import read_step_history
+from dex_agents.session_graph._history import build_history
+from dex_agents.testing import (
+    WorkerProcess,
+    private_engine,
+    read_step_history,
+    session_client,
+)
+from support.explored_agents import pays_twice
 
 HOSTILE = '</text><script>alert("1")</script>&\x07\u202e'
 SVG = "{http://www.w3.org/2000/svg}"
@@ -100,7 +108,7 @@ async def test_a_session_with_everything(stages: Stages, tmp_path: Path) -> None
         assert re.fullmatch(r"approval after [\d.]+ m?s", rows[1][1].facts[1])
         assert rows[1][2].facts[-1] == "OSError: disk <full>"
         assert rows[1][3].facts[-1] == "not now"
-        assert rows[2][0].facts[0].endswith(", 2 attempts")
+        assert re.search(r", 2 attempts within [\d.]+ m?s$", rows[2][0].facts[0])
 
         await sessions.cancel_turn("s")
         await sessions.close_session("s")
@@ -162,6 +170,38 @@ def check_mermaid(history: SessionHistory) -> None:
     assert len(labels) == sum(len(row) for turn in history.turns for row in turn.rows)
     assert "script#62;" in text
     assert not any(set(label.replace("<br/>", "")) & set('<>"`[]') for label in labels)
+
+
+async def test_the_time_without_a_worker_is_shown(tmp_path: Path) -> None:
+    place = "support.explored_agents:pays_twice"
+    async with private_engine(tmp_path / "engine.db") as engine:
+        start: Any = {"server_address": engine.address, "data_dir": tmp_path}
+        worker = await WorkerProcess.start(place, failpoints=["model.before_call"], **start)
+        flow = pays_twice(tmp_path)
+        async with session_client(flow, server_address=engine.address) as sessions:
+            await sessions.start_session("s", "order-1")
+            await worker.wait()
+            worker = await WorkerProcess.start(place, **start)
+            await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        await worker.stop()
+        events = [event async for event in read_history_events(engine.address, "s")]
+
+    def model_calls() -> tuple[str, str]:
+        (turn,) = build_history("s", events).turns
+        (first,), _, (last,) = turn.rows
+        return first.facts[0], last.facts[0]
+
+    killed, again = model_calls()
+    assert re.fullmatch(r"[\d.]+ m?s, 2 attempts within [\d.]+ m?s", killed)
+    assert "began" not in again
+    # Had the second call found no Worker for a minute:
+    (late,) = [
+        event.step_execute_completed.context
+        for event in events
+        if event.step_execute_completed.context.step_execution_id == "RunModel-2"
+    ]
+    late.started_time.seconds += 60
+    assert re.search(r", began after 1 min \d s$", model_calls()[1])
 
 
 async def test_what_cannot_be_read_is_said(

@@ -21,6 +21,7 @@ _OF_STATUS: dict[str, State] = {
 }
 _WAITS = {"AwaitToolApproval": "approval", "AwaitAnswer": "answer"}
 _TOOL_STEPS = ("CallTool", "CallSingleAttemptTool")
+_LATE_S = 1.0  # a Step that begins later had no Worker, or none with a free place
 _OF_THE_TURN = ("CompactHistory", "RunModel", "FailTurn", "CancelTurn")
 
 
@@ -75,6 +76,7 @@ class _Execution:
     step_id: str
     input: Mapping[str, Any]
     started_s: float
+    ready_s: float = 0.0
     ended_s: float = 0.0
     attempts: int = 1
     execute_s: float = 0.0
@@ -88,6 +90,7 @@ def build_history(session_id: str, events: Iterable[pb.FlowHistoryEvent]) -> Ses
     history = SessionHistory(session_id, "", "running", [])
     executions: dict[str, _Execution] = {}
     scheduled: list[tuple[str, Mapping[str, Any]]] = []
+    ends: dict[str, float] = {}  # of executions, when their end was stored
     newest_s = 0.0
     for event in events:
         newest_s = _seconds(event.event_time)
@@ -98,7 +101,10 @@ def build_history(session_id: str, events: Iterable[pb.FlowHistoryEvent]) -> Ses
             name = pb.FlowStatus.Name(event.flow_closed.flow_status)
             history.status = name.removeprefix("FLOW_STATUS_").lower()
         elif kind is not None and kind.startswith("step_") and not kind.endswith("_pending"):
-            _note(executions, kind, getattr(event, kind))
+            body = getattr(event, kind)
+            _note(executions, kind, body, ends.get(body.context.from_step_execution_id, 0.0))
+            if kind.startswith("step_execute"):
+                ends[body.context.step_execution_id] = newest_s
             if kind == "step_execute_completed":
                 decision = event.step_execute_completed.output.step_decision
                 scheduled += [(s.step_type, _value(s.step_input)) for s in decision.next_steps]
@@ -116,7 +122,7 @@ def _turns(scheduled: Iterable[tuple[str, Mapping[str, Any]]]) -> set[str]:
     return {str(given["turn_id"]) for _, given in scheduled if given.get("turn_id")}
 
 
-def _note(executions: dict[str, _Execution], kind: str, body: Any) -> None:
+def _note(executions: dict[str, _Execution], kind: str, body: Any, ready_s: float) -> None:
     context = body.context
     started_s = _seconds(context.started_time)
     execution = executions.get(context.step_execution_id)
@@ -126,6 +132,7 @@ def _note(executions: dict[str, _Execution], kind: str, body: Any) -> None:
             context.step_execution_id,
             _value(body.input.step_input),
             started_s,
+            ready_s,
         )
     duration_s = context.duration.ToNanoseconds() / 1e9
     execution.ended_s = started_s + duration_s
@@ -246,7 +253,12 @@ def _call_box(task: Mapping[str, Any], steps: list[_Execution], record: Any) -> 
 
 
 def _attempts(step: _Execution) -> str:
-    return f", {step.attempts} attempts" if step.attempts > 1 else ""
+    """How often it was tried and over how long, or how long it found no Worker."""
+    if step.attempts > 1:
+        within = f" within {span_text(step.ended_s - step.ready_s)}" if step.ready_s else ""
+        return f", {step.attempts} attempts{within}"
+    late_s = step.started_s - step.ready_s if step.ready_s and step.has_executed else 0.0
+    return f", began after {span_text(late_s)}" if late_s >= _LATE_S else ""
 
 
 def _box_of_turn(step: _Execution) -> Box:
