@@ -77,6 +77,15 @@ async def responses(model: ScriptedModel, *contents: str, stream: bool = False) 
     ]
 
 
+async def test_tokens_are_counted() -> None:
+    model = ScriptedModel(["One two."])
+    request = LlmRequest(contents=[types.Content(role="user", parts=[types.Part(text="x" * 400)])])
+    (got,) = [response async for response in model.generate_content_async(request)]
+    assert got.usage_metadata is not None
+    assert 100 <= (got.usage_metadata.prompt_token_count or 0) < 120
+    assert 2 <= (got.usage_metadata.candidates_token_count or 0) < 20
+
+
 async def test_a_stream_has_the_words_and_then_the_whole() -> None:
     model = ScriptedModel(["One two.", "Three."])
     assert await responses(model, "hi") == [(False, ["One two."])]

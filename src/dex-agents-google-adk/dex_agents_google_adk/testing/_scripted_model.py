@@ -24,6 +24,7 @@ ScriptedAnswer: TypeAlias = str | types.Part | Sequence[str | types.Part] | LlmR
 ScriptedResponder: TypeAlias = Callable[[LlmRequest], ScriptedAnswer | Awaitable[ScriptedAnswer]]
 """Makes the answer to a request, the same one whenever it is asked; may be ``async``."""
 
+_CHARACTERS_PER_TOKEN = 4
 _ANSWERS = "a text, a Part, a list of them, an LlmResponse or an exception"
 
 
@@ -32,7 +33,7 @@ class ScriptedModel(BaseLlm):
 
     It keeps nothing in memory: which answer is due follows from the request alone. So any Worker
     process can go on with a session, also after a kill, and a model call that is made again gets
-    the same answer.
+    the same answer. Its token counts are a quarter of the characters; an ``LlmResponse`` has its own.
 
     Args:
         script: The answers in order, over all turns: a request that holds ``n`` responses of this
@@ -83,7 +84,7 @@ class ScriptedModel(BaseLlm):
         """
         if self._ledger is not None:
             self._ledger.record("asked", **_noted(llm_request))
-        response = _response(await self._answer(llm_request))
+        response = _response(await self._answer(llm_request), llm_request)
         if stream:
             for word in _words(response):
                 await asyncio.sleep(self._word_delay_s)
@@ -158,7 +159,7 @@ def _is_answer(entry: object) -> bool:
     return is_list and all(isinstance(part, str | types.Part) for part in entry)  # type: ignore[attr-defined]
 
 
-def _response(answer: ScriptedAnswer) -> LlmResponse:
+def _response(answer: ScriptedAnswer, request: LlmRequest) -> LlmResponse:
     if isinstance(answer, Exception):
         raise answer
     if isinstance(answer, LlmResponse):
@@ -170,9 +171,20 @@ def _response(answer: ScriptedAnswer) -> LlmResponse:
         types.Part(text=part) if isinstance(part, str) else part.model_copy(deep=True)
         for part in given
     ]
+    content = types.Content(role="model", parts=parts)
     return LlmResponse(
-        content=types.Content(role="model", parts=parts), finish_reason=types.FinishReason.STOP
+        content=content,
+        finish_reason=types.FinishReason.STOP,
+        usage_metadata=types.GenerateContentResponseUsageMetadata(
+            prompt_token_count=_tokens(request.contents), candidates_token_count=_tokens([content])
+        ),
     )
+
+
+def _tokens(contents: Sequence[types.Content]) -> int:
+    """A rough count, the same for the same contents."""
+    size = sum(len(content.model_dump_json(exclude_none=True)) for content in contents)
+    return max(1, size // _CHARACTERS_PER_TOKEN)
 
 
 def _words(response: LlmResponse) -> list[str]:
