@@ -150,6 +150,14 @@ _MIDDLE = "(SELECT id FROM facts ORDER BY id LIMIT 1 OFFSET 9)"
             "but its facts say",
         ),
         (_sql("DELETE FROM runs WHERE flow_id = 'a'"), "facts and snapshots", "does not exist"),
+        (
+            _sql(
+                "INSERT INTO facts (id, payload) SELECT id + 1, payload FROM facts"
+                " WHERE id = (SELECT max(id) FROM facts)"
+            ),
+            "facts and snapshots",
+            "comes after the end of the run",
+        ),
         (_sql("DELETE FROM facts"), "facts and snapshots", "has no facts"),
         (
             _sql("INSERT INTO snapshots VALUES (77, 1, x'80')"),

@@ -49,7 +49,7 @@ def test_schedules_reach_every_corner() -> None:
         state = simulation.state
         closed[state.status] = closed.get(state.status, 0) + 1
         attempts += len(simulation.tokens)
-        messages += len(simulation.gone)
+        messages += simulation.taken + simulation.ledger.consumed + simulation.ledger.deleted
         retries += state.run_attempt - 1
         timeouts += state.error_type == FLOW_TIMEOUT
         handled += "Handled" in state.attributes
@@ -108,7 +108,7 @@ class Crashes(Simulation):
         self.offered = {e.execution_id for e in turn.effects if isinstance(e, Ready)}
         try:
             assert not any(step.attempt for step in state.steps.values())
-            self.check_steps()
+            self.check_state()
         finally:
             self.state, self.rpc_locks, self.timers, self.offered = mine, rpc_locks, timers, offered
         if state.is_open:

@@ -47,11 +47,6 @@ class Travels(Simulation):
         self.log += [decode_fact(encode_fact(fact)) for fact in turn.facts]
         super().after_one(turn)
 
-    def follow(self, fact: AnyFact) -> None:
-        if isinstance(fact, RunForked):
-            self.begun.clear()  # what was at work may begin again
-        super().follow(fact)
-
     def travel(self, cut: int, *, with_writes: bool) -> None:
         """Go on in a new run."""
         old = self.state
@@ -70,8 +65,7 @@ class Travels(Simulation):
         self.past.append(old)
         self.state, self.copy = turn.state, None
         self.rpc_locks = frozenset()
-        for kept in (self.published, self.gone, self.begun, self.timers, self.offered):
-            kept.clear()
+        self.begin_books()
         self.after_one(turn)
         assert self.secrets == secrets
 

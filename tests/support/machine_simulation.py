@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -12,13 +11,7 @@ from dex_lite._machine import decide
 from dex_lite._machine.commands import ExecuteResult, RpcResult, WaitForResult, Writes
 from dex_lite._machine.facts import (
     AnyFact,
-    AttemptBegun,
-    AttemptGivenBack,
-    MessagesDeleted,
-    MessagesPublished,
-    RunClosed,
     RunStarted,
-    WaitWon,
     decode_fact,
     decode_state,
     encode_fact,
@@ -26,6 +19,8 @@ from dex_lite._machine.facts import (
 )
 from dex_lite._machine.family import spread
 from dex_lite._machine.fold import fold
+from dex_lite._machine.invariants import chain_faults, faults, link_of
+from dex_lite._machine.ledger import Ledger
 from dex_lite._machine.model import (
     FAILED,
     ChannelCondition,
@@ -43,7 +38,6 @@ from dex_lite._machine.model import (
 )
 from dex_lite._machine.starts import run_started
 from dex_lite._machine.turn import CancelTask, Ready, SetTimer, Turn
-from dex_lite._machine.waits import won
 from dex_lite._secrets import put_back, secret_writes
 
 Policy = Literal["fail", "cancel", "handler"]
@@ -74,10 +68,9 @@ class Simulation:
         self.tokens: list[tuple[str, str]] = []  # every attempt that was ever begun
         self.messages_made = 0
         self.steps = 0
-        self.published: set[bytes] = set()
-        self.gone: set[bytes] = set()  # consumed or deleted
+        self.ledger = Ledger()
+        self.taken = 0  # messages, of runs that a Flow retry followed
         self.rpc_locks: frozenset[str] = frozenset()
-        self.begun: dict[tuple[str, str], int] = {}
         self.timers: set[SetTimer] = set()
         self.offered: set[str] = set()
         self.is_stale = False
@@ -373,20 +366,23 @@ class Simulation:
     def go_on(self, turn: Turn) -> None:
         """A Flow retry begins."""
         before, state = self.state, turn.state
-        assert before.again is not None and before.again.retry is not None
         assert before.status == FAILED and before.next_run_id == state.run_id
-        assert state.run_attempt == before.run_attempt + 1 <= before.again.retry.maximum_attempts
+        assert [*chain_faults(link_of(before), link_of(state))] == []
         assert state.run_id not in {run.run_id for run in (*self.past, before)}
-        assert state.first_run_id == (self.past[0] if self.past else before).run_id
-        assert (state.again, state.timeout) == (before.again, before.timeout)
         secrets = {key: before.attributes[key] for key in before.secrets}
         assert state.attributes == {"k": b"v"} | secrets and not state.channels
         self.past.append(before)
         self.state, self.copy = state, None
         self.rpc_locks = frozenset()
-        for kept in (self.published, self.gone, self.begun, self.timers, self.offered):
-            kept.clear()
+        self.begin_books()
         self.after_one(turn)
+
+    def begin_books(self) -> None:
+        """Another run comes: nothing is known of it yet."""
+        self.taken += self.ledger.consumed + self.ledger.deleted
+        self.ledger = Ledger()
+        self.timers.clear()
+        self.offered.clear()
 
     def after_one(self, turn: Turn) -> None:
         for fact in turn.facts:
@@ -405,33 +401,13 @@ class Simulation:
                 self.offered.add(effect.execution_id)
             if not isinstance(effect, CancelTask):
                 assert self.state.is_open, effect
-        self.check_messages()
-        self.check_steps()
+        assert [*self.ledger.imbalance(self.state)] == []
+        self.check_state()
 
     def follow(self, fact: AnyFact) -> None:
-        """Fold a stored fact into the second state, and keep count."""
+        """Fold a stored fact into the second state, and enter it in the ledger."""
         before = self.copy
-        if isinstance(fact, MessagesPublished):
-            values = [value for _, _, value in fact.messages]
-            assert self.published.isdisjoint(values)
-            self.published.update(values)
-        elif isinstance(fact, MessagesDeleted):
-            assert before is not None
-            for channel, message_id in fact.messages:
-                (value,) = (m.value for m in before.channels[channel] if m.message_id == message_id)
-                self.take([value])
-        elif isinstance(fact, WaitWon):
-            for consumed in fact.consumed:
-                self.take(consumed.values)
-        elif isinstance(fact, AttemptBegun | AttemptGivenBack):
-            assert before is not None
-            step = before.steps[fact.execution_id]
-            key = fact.execution_id, step.method
-            self.begun[key] = self.begun.get(key, 0) + (1 if isinstance(fact, AttemptBegun) else -1)
-            maximum = step.method_options.retry.maximum_attempts
-            assert not maximum or self.begun[key] <= maximum, key
-        elif isinstance(fact, RunClosed):
-            assert bool(fact.next_run_id) <= (fact.status == FAILED)
+        assert [*self.ledger.follow(before, fact)] == []
         count = before.fact_count if before is not None else 0
         self.copy = fold(before, fact)
         assert self.copy.fact_count == count + 1
@@ -447,57 +423,14 @@ class Simulation:
         assert self.secrets == {key: self.state.attributes[key] for key in self.state.secrets}
         assert all(value.startswith(b"secret-") for value in self.secrets.values())
 
-    def take(self, values: Iterable[bytes]) -> None:
-        for value in values:
-            assert value in self.published
-            assert value not in self.gone, "a message was taken twice"
-            self.gone.add(value)
-
-    def check_messages(self) -> None:
-        pending = [m.value for ms in self.state.channels.values() for m in ms]
-        assert len(pending) == len(set(pending))
-        assert all(self.state.channels.values()), "an empty Channel is kept"
-        if self.state.is_open:
-            assert set(pending) == self.published - self.gone
-            for messages in self.state.channels.values():
-                assert [m.message_id for m in messages] == sorted(m.message_id for m in messages)
-        else:
-            assert not pending
-
-    def check_steps(self) -> None:
+    def check_state(self) -> None:
+        """What can be read from the state, and what this engine was told to do about it."""
         state = self.state
-        if not state.is_open:
-            assert not state.steps
-            return
-        assert not (state.is_completing and not state.has_user_steps), "it should be complete"
-        for skip in state.kept_skips:
-            early = state.steps.get(skip.execution_id)
-            assert early is None or early.phase == "wait_for", (
-                "a skip outlives its wait's beginning"
-            )
-        waits = [step for step in state.steps.values() if step.is_timeout]
-        assert len(waits) <= (state.timeout is not None)
+        assert [*faults(state, self.rpc_locks)] == []
         timers = {(t.execution_id, t.index) for t in self.timers}
-        held: list[str] = []
-        for step in state.steps.values():
-            if step.has_locks:
-                held += step.method_options.locks
-            assert step.attempt is None or not step.retry_at_ms
-            assert step.attempt is None or step.phase != "waiting"
-            if step.attempt is not None and step.method_options.locks:
-                assert step.has_locks
-            key = step.execution_id
+        for key, step in state.steps.items():
             assert not step.may_begin or key in self.offered, "nobody is told that it may begin"
             assert not step.retry_at_ms or (key, -1) in timers, "nobody waits for the retry"
             if step.phase == "waiting":
                 for index, timer in enumerate(step.timers):
                     assert timer.is_fired or (key, index) in timers, "nobody waits for the timer"
-                assert won(step, state.channels) is None, "a wait that is met goes on"
-        assert len(held) == len(set(held)), "a lock has two holders"
-        assert self.rpc_locks.isdisjoint(held)
-        blocked = {*held, *self.rpc_locks}
-        for step in state.steps.values():
-            wants = step.method_options.locks
-            if step.is_ready and wants and not step.has_locks:
-                assert not blocked.isdisjoint(wants), "free locks are not given"
-                blocked.update(wants)

@@ -13,6 +13,8 @@ from dex_lite._check_secrets import SecretRows
 from dex_lite._journal_sql import NUMBER_BITS, NUMBER_MASK, all_rows
 from dex_lite._machine.facts import AnyFact, RunStarted, decode_fact, decode_state
 from dex_lite._machine.fold import fold
+from dex_lite._machine.invariants import Link, chain_faults, faults, link_of
+from dex_lite._machine.ledger import Ledger
 from dex_lite._machine.model import RUNNING, Parent, RunState
 from dex_lite._records import RunRow
 from dex_lite._wire.history import HistoryReader
@@ -102,9 +104,11 @@ class _Family:
         self.run_ids = run_ids
         self._waits: list[tuple[str, str, Parent]] = []  # run, Flow id of the SubFlow, place
         self._parents: set[tuple[str, Parent]] = set()  # that open SubFlows will tell of their end
+        self._links: dict[str, Link] = {}
 
     def add(self, named: str, state: RunState) -> None:
         """A run without faults of its own."""
+        self._links[state.run_id] = link_of(state)
         if not state.is_open:
             return
         self._parents |= {(state.flow_id, parent) for parent in state.parents}
@@ -119,10 +123,15 @@ class _Family:
                     self._waits.append((named, sub_flow.flow_id, place))
 
     def report(self, result: Result) -> None:
-        """Every wait for a SubFlow has an open one that will end it."""
+        """Every wait for a SubFlow has an open one that will end it, and runs follow each other."""
         for named, flow_id, place in self._waits:
             if (flow_id, place) not in self._parents:
                 result.fault(f"{named} waits for SubFlow {flow_id!r}, which does not know of it")
+        for before in self._links.values():
+            after = self._links.get(before.next_run_id)
+            if after is not None:
+                for fault in chain_faults(before, after):
+                    result.fault(f"run {before.run_id} of Flow {before.flow_id!r}: {fault}")
 
 
 class _Folding:
@@ -146,6 +155,7 @@ class _Folding:
         self._result = result
         self._state: RunState | None = None
         self._reader = HistoryReader()
+        self._ledger = Ledger()
         self._next = 1
         self._is_faulty = False
         if row is None:
@@ -203,10 +213,15 @@ class _Folding:
         if state.next_run_id and state.next_run_id not in family.run_ids:
             self._fault(f"{self._run()} is followed by run {state.next_run_id}, which is missing")
             return
-        for rows in (self._secrets, self._indexes):
-            for fault in rows.faults(self.key, state):
-                self._fault(f"{self._run()}: {fault}")
-                return
+        for fault in (
+            # Nobody knows which locks RPCs held when the file was written.
+            *faults(state, rpc_locks=None),
+            *self._ledger.imbalance(state),
+            *self._secrets.faults(self.key, state),
+            *self._indexes.faults(self.key, state),
+        ):
+            self._fault(f"{self._run()}: {fault}")
+            return
         family.add(self._run(), state)
 
     def _fold(self, number: int, fact: AnyFact) -> None:
@@ -214,6 +229,9 @@ class _Folding:
             # The history, too: it decodes the values that folding only moves.
             for _ in self._reader.read([(number, fact)]):
                 pass
+            for fault in self._ledger.follow(self._state, fact):
+                self._fault(f"fact {number} of {self._run()}: {fault}")
+                return
             self._state = fold(self._state, fact)
         except Exception as error:
             # Whatever a fact that does not fit makes the fold do.
