@@ -35,6 +35,7 @@ from dex_agents_google_adk._adk_workarounds import (
     entry_agent_replay,
     mcp_errors,
     model_lookup,
+    nested_pauses,
     task_delegations,
     unheard_telemetry,
 )
@@ -136,6 +137,9 @@ DEFECTS = {
         replaced(_turn, "forget_misleading_path"),
         tree("transfer to a sequence"),
         "requests of s1 differ",
+    ),
+    "nested_pauses": Defect(
+        unguarded(nested_pauses), tree("single turn below a single turn"), LOST
     ),
     "remote_a2a_import": Defect(
         scenarios.forget_failed_import,

@@ -7,6 +7,7 @@ from typing import Any
 import mcp_types
 import pytest
 from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.context import Context
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.events import _interrupts
 from google.adk.events.event import Event
@@ -19,6 +20,7 @@ from google.adk.tools.mcp_tool.mcp_tool import McpTool
 from google.adk.utils import _sync_runner
 from google.adk.workflow import _llm_agent_wrapper
 from google.adk.workflow._dynamic_node_scheduler import DynamicNodeScheduler
+from google.adk.workflow._node_runner import NodeRunner
 from google.genai import types
 
 from dex_agents_google_adk._adk_workarounds import (
@@ -30,6 +32,7 @@ from dex_agents_google_adk._adk_workarounds import (
     entry_agent_replay,
     mcp_errors,
     model_lookup,
+    nested_pauses,
     task_delegations,
     tool_threads,
     unheard_telemetry,
@@ -47,6 +50,9 @@ PATCHED: list[tuple[Any, Any, str, str]] = [
     (deferred_questions, _interrupts, "extract_event_interrupt_ids", "asks for input"),
     (model_lookup, BaseLlmFlow, "_get_llm", "lookup of an agent's model"),
     (task_delegations, _llm_agent_wrapper, "_find_unresolved_task_delegations", "hands on a task"),
+    (task_delegations, _llm_agent_wrapper, "_dispatch_task_fc", "hands on a task"),
+    (nested_pauses, Context, "_run_node_internal", "below another one"),
+    (nested_pauses, NodeRunner, "_run_node_loop", "below another one"),
 ]
 
 

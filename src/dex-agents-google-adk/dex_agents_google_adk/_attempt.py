@@ -98,6 +98,7 @@ class Attempt:
     ) -> None:
         self.answers = answers or KeptAnswers(None)
         self.invocation_id = ""
+        self.turn_starts_at = 0  # index of the turn's first event in the session
         self.is_resumed = is_resumed
         self.image_uris = set(image_uris)
         self.steering = list(steering)
@@ -117,6 +118,7 @@ class Attempt:
         self.began_behind: dict[AgentKey, str] = {
             (agent.name, agent.branch): agent.began_behind for agent in started
         }
+        self._handed_on: set[str] = set()
         self._earlier_output = dict(self.started)
         self._ran: set[AgentKey] = set(self.started)
         self._paused_agents: set[AgentKey] = set()
@@ -142,13 +144,18 @@ class Attempt:
                 agent_name=event.agent_name,
                 branch=event.branch,
                 calls=[(call.call_id, call.tool_name) for call in event.calls],
-                replayed=True,
+                mixed=event.mixed,
+                replayed=not event.tasks_first,
                 begun={call.call_id for call in event.calls if call.begun},
                 tasks=frozenset(event.tasks),
+                tasks_first=event.tasks_first,
+                inline=set(event.inline),
                 node_path=event.node_path,
             )
             self._open[event.agent_name, event.branch] = response
             self.responses.append(response)
+            if event.tasks_first:
+                continue
             for call in event.calls:
                 record = remaining.pop(0) if call.kind is CallKind.STEP else call.record
                 key = (event.agent_name, event.branch, call.call_id)
@@ -365,7 +372,14 @@ class Attempt:
     # Tool calls
 
     def response_opened(
-        self, event: Event, deferrable: set[str], control: set[str], tasks: set[str]
+        self,
+        event: Event,
+        deferrable: set[str],
+        control: set[str],
+        tasks: set[str],
+        inline: set[str],
+        *,
+        tasks_first: bool,
     ) -> None:
         """An agent's response asks for calls, which ADK handles next.
 
@@ -373,6 +387,8 @@ class Attempt:
             deferrable: Names of tools that get a Step.
             control: Names of tools that steer ADK itself.
             tasks: Those of them that hand a task to a sub-agent.
+            inline: Those of them that run a sub-agent.
+            tasks_first: Whether ADK runs the tasks before the other calls.
         """
         names = {call.name or "" for call in event.get_function_calls()}
         response = OpenResponse(
@@ -384,6 +400,8 @@ class Attempt:
             tasks=frozenset(
                 call.id or "" for call in event.get_function_calls() if call.name in tasks
             ),
+            tasks_first=tasks_first,
+            inline={call.id or "" for call in event.get_function_calls() if call.name in inline},
             node_path=event.node_info.path,
         )
         self._open[event.author, event.branch] = response
@@ -450,16 +468,35 @@ class Attempt:
 
     def open_responses(self) -> list[OpenResponse]:
         """Responses whose results ADK has not all written, in the order in which they came."""
-        return [response for response in self.responses if not response.is_complete]
+        return [r for r in self.responses if not r.is_complete or r.is_left_for_later]
 
-    def owes_task(self, key: AgentKey) -> bool:
-        """Whether the agent has calls that ADK hands to a sub-agent only when it starts anew."""
-        response = self._open.get(key)
-        return (
-            response is not None
-            and response.replayed
-            and response.is_complete
-            and bool(response.tasks - response.answered)
+    def is_replayed(self, event: Event) -> bool:
+        """Whether the event is a stored response whose calls ADK runs again in this attempt."""
+        return any(r.event_id == event.id and r.replayed for r in self.responses)
+
+    def hands_on(self, call_id: str) -> None:
+        """ADK runs the task of a call."""
+        self._handed_on.add(call_id)
+
+    def lost_tasks(self) -> list[str]:
+        """Names of task agents whose calls ADK has passed over."""
+        return [
+            name
+            for response in self.responses
+            if response.is_complete
+            and not response.tasks & self._handed_on
+            and (response.agent_name, response.branch) not in self._yielding
+            for call_id, name in response.calls
+            if call_id in response.tasks
+        ]
+
+    def is_early(self, agent_name: str, call_id: str) -> bool:
+        """Whether a call hands on a task beside calls of its response that have no result yet."""
+        return any(
+            response.agent_name == agent_name
+            and call_id in response.tasks
+            and not response.is_complete
+            for response in self.responses
         )
 
     def call_settled(self, context: ToolContext) -> None:

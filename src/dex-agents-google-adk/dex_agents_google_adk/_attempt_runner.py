@@ -8,8 +8,10 @@ from typing import Any
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.apps.app import ResumabilityConfig
+from google.adk.events.event import Event
 from google.adk.runners import Runner
 from google.adk.sessions.session import Session
+from google.genai import types
 
 from dex_agents_google_adk._adk_workarounds import active_agent
 from dex_agents_google_adk._attempt import Attempt, AttemptInvocationContext
@@ -21,7 +23,9 @@ RESUMABLE = ResumabilityConfig.model_construct(is_resumable=True)
 
 
 class AttemptRunner(Runner):
-    """Plain ADK but for the first agent, the attempt in each context, and compaction."""
+    """Plain ADK but for the first agent, the turn's message, the attempt in each context, and
+    compaction.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,13 @@ class AttemptRunner(Runner):
             return super()._find_agent_to_run(session, root_agent)
         finally:
             self.resumability_config = ours
+
+    def _find_user_message_for_invocation(
+        self, events: list[Event], invocation_id: str
+    ) -> types.Content | None:
+        # A message to a task that waits for the user joins the invocation of an earlier turn.
+        start = self._attempt.turn_starts_at if self._resumed is not None else 0
+        return super()._find_user_message_for_invocation(events[start:], invocation_id)
 
     def _create_invocation_context(self, **kwargs: object) -> InvocationContext:
         context = AttemptInvocationContext(**kwargs)  # type: ignore[arg-type]

@@ -84,7 +84,12 @@ def is_control_tool(tool: BaseTool) -> bool:
     return isinstance(tool, FunctionTool) and tool.func is exit_loop
 
 
-def is_task_tool(tool: BaseTool) -> bool:
+def is_finishing_tool(tool: BaseTool | None) -> bool:
+    """Whether a call finishes the task of the agent that makes it."""
+    return isinstance(tool, FinishTaskTool)
+
+
+def is_task_tool(tool: BaseTool | None) -> bool:
     """Whether a call hands a task to a sub-agent, which ADK runs after the response's other calls."""
     return isinstance(tool, _TaskAgentTool)
 

@@ -31,7 +31,7 @@ from dex_agents_google_adk._adk_compat import (
     INPUT_CALL,
     invocation_of,
 )
-from dex_agents_google_adk._adk_workarounds import agent_states
+from dex_agents_google_adk._adk_workarounds import agent_states, task_delegations
 from dex_agents_google_adk._attempt import Attempt
 from dex_agents_google_adk._branches import branch_around
 from dex_agents_google_adk._effects import (
@@ -42,7 +42,7 @@ from dex_agents_google_adk._effects import (
 from dex_agents_google_adk._events import USER, is_resumption_marker, shown_text
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._node_path import parse_node_path
-from dex_agents_google_adk._open_response import DeferredCall
+from dex_agents_google_adk._open_response import AgentKey, DeferredCall
 from dex_agents_google_adk._pauses import YIELD_TOOL_NAME, agent_key, put_off, yield_answer
 from dex_agents_google_adk._records import actions_of, given_answer, response_of
 from dex_agents_google_adk._run_state import CallKind
@@ -124,10 +124,7 @@ class FirstPlugin(BasePlugin):
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
         key = agent_key(callback_context)
-        if self._attempt.owes_task(key):
-            # ADK hands a task on only when it starts the agent anew, so the agent ends here.
-            self._attempt.agent_ends(key)
-        elif (held := await self._attempt.held.take(key, callback_context)) is not None:
+        if (held := await self._attempt.held.take(key, callback_context)) is not None:
             self._attempt.request_built(key, llm_request)
             return held
         elif self._attempt.has_permit(key[1]):
@@ -166,6 +163,8 @@ class FirstPlugin(BasePlugin):
     ) -> Event | None:
         if event.partial or event.author == USER:
             return None
+        if self._attempt.is_replayed(event):
+            return Event(author=event.author, partial=True)  # it has been stored before
         event.branch = self._attempt.branch_of(event)
         if event.id in self._attempt.synthetic_events:
             return event
@@ -189,6 +188,7 @@ class FirstPlugin(BasePlugin):
         self._complete_output(event)
         if event.get_function_responses():
             self._attempt.response_answered(event)
+            self._end_if_tasks_are_next(key)
         if event.actions.escalate:
             self._end_branches_beside(event)
         if event.actions.transfer_to_agent and _runs_as_node(event):
@@ -206,11 +206,24 @@ class FirstPlugin(BasePlugin):
             self._unmark_long_running(event, set(tools) - control)
             note_called(self._attempt, (c.name or "" for c in event.get_function_calls()), tools)
             tasks = {name for name, tool in tools.items() if is_task_tool(tool)}
-            self._attempt.response_opened(event, set(tools) - control, control, tasks)
-            response = self._attempt.open_response(key)
-            if response is not None and response.tasks and not response.mixed:
-                self._attempt.agent_ends(key)
+            inline = {name for name, tool in tools.items() if is_inline_agent_tool(tool)}
+            author = self._tree.find_llm_agent(event.author, event.node_info.path)
+            self._attempt.response_opened(
+                event,
+                set(tools) - control,
+                control,
+                tasks,
+                inline,
+                tasks_first=author is not None and task_delegations.come_first(event, author),
+            )
+            self._end_if_tasks_are_next(key)
         return None
+
+    def _end_if_tasks_are_next(self, key: AgentKey) -> None:
+        """ADK hands on tasks behind the response's other results, and then starts the agent anew."""
+        response = self._attempt.open_response(key)
+        if response is not None and response.tasks and response.is_complete:
+            self._attempt.agent_ends(key)
 
     def _end_branches_beside(self, event: Event) -> None:
         """A branch that escalates ends the ParallelAgent that it is a branch of."""
@@ -261,7 +274,7 @@ class FirstPlugin(BasePlugin):
             if response is not None:
                 response.contexts[call_id] = tool_context
             if call.kind is CallKind.NATIVE:
-                await self._begin_inline(tool, tool_context)
+                await self._begin_control(tool, tool_context)
                 if not call.begun:
                     return None
                 # Run here, so that nobody's callback sees the call a second time.
@@ -286,19 +299,22 @@ class FirstPlugin(BasePlugin):
                     response, tool_context, DeferredCall(tool_name=tool.name, native=True)
                 )
         if is_control_tool(tool):
-            await self._begin_inline(tool, tool_context)
+            await self._begin_control(tool, tool_context)
         return None
 
-    async def _begin_inline(self, tool: BaseTool, context: ToolContext) -> None:
+    async def _begin_control(self, tool: BaseTool, context: ToolContext) -> None:
+        response = self._attempt.open_response(agent_key(context))
         if is_inline_agent_tool(tool):
             # One at a time: when a sub-agent pauses, ADK cancels those beside it, and with them
             # model calls that are paid for.
             turn = self._inline_turns.setdefault(invocation_of(context).branch, asyncio.Lock())
             await turn.acquire()
             self._inline_runs[id(context)] = turn
-            response = self._attempt.open_response(agent_key(context))
             if response is not None:
                 response.begun.add(context.function_call_id or "")
+        elif response is not None:
+            # Else what it does now it would do again when the sub-agent goes on after a pause.
+            await response.wait_for_inline()
         self._emit("tool_call_started", tool, context)
 
     async def after_tool_callback(
@@ -313,10 +329,12 @@ class FirstPlugin(BasePlugin):
             return {}
         if (turn := self._inline_runs.pop(id(tool_context), None)) is not None:
             turn.release()
-        if self._attempt.is_settled(tool_context):
-            return result
         response = self._attempt.open_response(agent_key(tool_context))
         if response is not None and tool_context.function_call_id in response.deferred:
+            return result
+        if response is not None:
+            response.inline_ends(tool_context.function_call_id or "")
+        if self._attempt.is_settled(tool_context):
             return result
         if is_control_tool(tool):
             if tool_context.function_call_id in tool_context.actions.requested_tool_confirmations:

@@ -22,14 +22,23 @@ def paused_event(attempt: Attempt, response: OpenResponse, turn: Sequence[Event]
     Args:
         turn: Events of the turn so far.
     """
-    calls = [_paused_call(attempt, response, turn, *call) for call in response.calls]
+    # When the other calls of such a response wait, its tasks are done.
+    tasks = () if response.tasks_first and response.deferred else tuple(sorted(response.tasks))
+    done = response.tasks.difference(tasks)
     return PausedEvent(
         response.event_id,
         response.agent_name,
         response.branch,
-        tuple(calls),
-        tuple(sorted(response.tasks)),
-        response.node_path,
+        calls=tuple(
+            _paused_call(attempt, response, turn, *call)
+            for call in response.calls
+            if call[0] not in done
+        ),
+        tasks=tasks,
+        node_path=response.node_path,
+        inline=tuple(sorted(response.inline)),
+        tasks_first=response.is_left_for_later,
+        mixed=response.mixed and response.is_left_for_later,
     )
 
 

@@ -95,6 +95,9 @@ class PausedEvent:
         calls: All calls of the event in the model's order.
         tasks: Ids of the calls that hand a task to a sub-agent.
         node_path: ADK's path of the node that made the event, or empty.
+        inline: Ids of the calls that run a sub-agent.
+        tasks_first: Whether ADK comes to the other calls only when the tasks are done.
+        mixed: Whether, then, control tools stand beside calls that get a Step.
     """
 
     event_id: str
@@ -103,6 +106,9 @@ class PausedEvent:
     calls: tuple[PausedCall, ...]
     tasks: tuple[str, ...] = ()
     node_path: str = ""
+    inline: tuple[str, ...] = ()
+    tasks_first: bool = False
+    mixed: bool = False
 
     def to_json(self) -> Json:
         item: dict[str, Json] = {
@@ -115,6 +121,12 @@ class PausedEvent:
             item["tasks"] = list(self.tasks)
         if self.node_path:
             item["path"] = self.node_path
+        if self.inline:
+            item["inline"] = list(self.inline)
+        if self.tasks_first:
+            item["tasks_first"] = True
+        if self.mixed:
+            item["mixed"] = True
         return item
 
     @staticmethod
@@ -126,6 +138,9 @@ class PausedEvent:
             calls=tuple(PausedCall.from_json(call) for call in item["calls"]),
             tasks=tuple(item.get("tasks") or ()),
             node_path=item.get("path") or "",
+            inline=tuple(item.get("inline") or ()),
+            tasks_first=bool(item.get("tasks_first")),
+            mixed=bool(item.get("mixed")),
         )
 
 

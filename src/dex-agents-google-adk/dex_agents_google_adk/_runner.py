@@ -40,7 +40,9 @@ from dex_agents_google_adk._adk_workarounds import (
     deferred_questions,
     entry_agent_replay,
     model_lookup,
+    nested_pauses,
     remote_a2a_import,
+    replayed_calls,
     task_delegations,
     unheard_telemetry,
 )
@@ -159,6 +161,8 @@ class AdkAgentRunner:
         entry_agent_replay.apply()
         agent_callbacks.apply()
         task_delegations.apply()
+        nested_pauses.apply()
+        replayed_calls.apply()
         model_lookup.apply()
         unheard_telemetry.apply()
         self._setup = RunnerSetup(

@@ -68,7 +68,7 @@ from dex_agents_google_adk._session import AttemptSessionService, make_session
 from dex_agents_google_adk._setup import RunnerSetup
 from dex_agents_google_adk._telemetry import for_listeners
 from dex_agents_google_adk._tool_step import make_tool_context
-from dex_agents_google_adk._turn_checks import check_end, check_progress, check_records
+from dex_agents_google_adk._turn_checks import check_end, check_progress, check_records, check_tasks
 
 _TEMP_PREFIX = "temp:"
 
@@ -147,7 +147,7 @@ class _TurnAttempt:
             *restored.events,
             *self._setup.history.load(request.session_id, request.history),
         ]
-        self._turn_starts_at = len(events)
+        self._attempt.turn_starts_at = len(events)
         items = [message.framework_item for message in request.history]
         items += self._earlier_items
         temp_state = self._state.temp_state if self._state is not None else {}
@@ -198,7 +198,7 @@ class _TurnAttempt:
 
     def _not_begun(self) -> ContinueTurn:
         """The summary was this attempt's model call; the turn itself begins in the next one."""
-        items = tuple(self._items[e.id] for e in self._session.events[self._turn_starts_at :])
+        items = tuple(self._items[e.id] for e in self._session.events[self._attempt.turn_starts_at :])
         return ContinueTurn(run_state=RunState("", items, is_begun=False).to_json())
 
     def _make_runner(self) -> AttemptRunner:
@@ -281,9 +281,10 @@ class _TurnAttempt:
                 f"ADK went on without the results of {', '.join(map(repr, missing))}; nothing was "
                 f"lost, but the turn cannot go on{advice if own else ''}"
             )
+        check_tasks(attempt)
         self._end_branches()
         usage, metadata = attempt.usage(), attempt.metadata()
-        turn = self._session.events[self._turn_starts_at :]
+        turn = self._session.events[self._attempt.turn_starts_at :]
         pauses = attempt.pauses
         waiting = attempt.open_responses() if pauses else []
         paused = tuple(paused_event(attempt, response, turn) for response in waiting)
@@ -404,7 +405,7 @@ class _TurnAttempt:
 
     def _users_event(self) -> Event | None:
         """The turn's message, behind a summary that the turn may have begun with."""
-        turn = self._session.events[self._turn_starts_at :]
+        turn = self._session.events[self._attempt.turn_starts_at :]
         first = next((event for event in turn if event.actions.compaction is None), None)
         return first if first is not None and is_users(first) else None
 

@@ -52,6 +52,19 @@ def check_progress(attempt: Attempt, events: Sequence[Event], before: int) -> No
         )
 
 
+def check_tasks(attempt: Attempt) -> None:
+    """Every task that was handed on is run.
+
+    Raises:
+        AgentTurnError: ADK has passed one over.
+    """
+    if lost := attempt.lost_tasks():
+        raise AgentTurnError(
+            f"ADK left the agent that called {', '.join(map(repr, lost))} without running it, "
+            f"because of another call of the same response; nothing ran instead of it"
+        )
+
+
 def _check_complete(tree: AgentTree, events: Sequence[Event], answered: set[str | None]) -> None:
     """A cancellation that a callback raises looks to ADK like an end."""
     lost = [

@@ -1,8 +1,9 @@
-"""Hand a task on only when the other calls of its response have their results.
+"""Hand a task on as ADK does without a pause.
 
-When an agent goes on after a pause, ADK first looks for tasks that were not handed on and only then
-replays the agent's open calls. In plain ADK the other calls of the response come first; and once the
-task's answer stands behind the response, ADK takes the open calls for lost.
+ADK runs a task when the other calls of its response have their results. When one of them waits, it
+runs the task at once, and when the agent goes on after the pause, before it replays the open calls;
+once the task's answer stands behind the response, it takes those calls for lost. And a task whose
+call a callback has answered it runs all the same, but not after a pause.
 """
 
 from __future__ import annotations
@@ -10,20 +11,44 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.events.event import Event
 from google.adk.workflow import _llm_agent_wrapper
+from google.adk.workflow._errors import NodeInterruptedError
 
 from dex_agents_google_adk._adk_workarounds._patch import Patch, install
 from dex_agents_google_adk._attempt import current_attempt
 
 
-def _guarded(find: Any) -> Any:
-    def guarded(session: Any, owner: str, tools_dict: Any, isolation_scope: Any = None) -> Any:
+def _finding(find: Any) -> Any:
+    def finding(session: Any, owner: str, tools_dict: Any, isolation_scope: Any = None) -> Any:
         attempt = current_attempt()
-        if attempt is not None and attempt.awaits_replay_of(owner):
+        if attempt is None:
+            return find(session, owner, tools_dict, isolation_scope)
+        if attempt.awaits_replay_of(owner):
             return []
-        return find(session, owner, tools_dict, isolation_scope)
+        earlier = session.events[: attempt.turn_starts_at]
+        turn = [
+            event
+            for event in session.events[attempt.turn_starts_at :]
+            if event.author != owner or not event.get_function_responses()
+        ]
+        seen = session.model_copy(update={"events": earlier + turn})
+        return find(seen, owner, tools_dict, isolation_scope)
 
-    return guarded
+    return finding
+
+
+def _dispatching(dispatch: Any) -> Any:
+    async def dispatching(parent_agent: Any, fc: Any, ctx: Any) -> Any:
+        attempt = current_attempt()
+        if attempt is not None and attempt.is_early(parent_agent.name, fc.id):
+            raise NodeInterruptedError
+        if attempt is not None:
+            attempt.hands_on(fc.id)
+        return await dispatch(parent_agent, fc, ctx)
+
+    return dispatching
 
 
 PATCHES = (
@@ -32,9 +57,23 @@ PATCHES = (
         "_find_unresolved_task_delegations",
         ("session", "owner", "tools_dict", "isolation_scope"),
         inspect.isfunction,
-        _guarded,
+        _finding,
+    ),
+    Patch(
+        (_llm_agent_wrapper,),
+        "_dispatch_task_fc",
+        ("parent_agent", "fc", "ctx"),
+        inspect.iscoroutinefunction,
+        _dispatching,
     ),
 )
+
+
+def come_first(event: Event, agent: LlmAgent) -> bool:
+    """Whether ADK runs the tasks of a response before it looks at its other calls."""
+    tools = _llm_agent_wrapper._safe_canonical_tools_dict(agent)
+    tasks = _llm_agent_wrapper._extract_task_delegation_fcs(event, tools)
+    return bool(tasks) and not _llm_agent_wrapper._event_has_eager_tool_calls(event, tools)
 
 
 def apply() -> bool:
