@@ -21,8 +21,25 @@ def put_back_input(agent: BaseAgent, context: AttemptInvocationContext) -> None:
     if getattr(agent, "mode", None) != "single_turn" or not path:
         return
     events = context.session.events
-    first = _first_own_event(events, context.invocation_id, path)
-    place = _injected_input(events, path)
+    run = (path, context.branch)  # below a composite agent, several runs have one path
+    first = next(
+        (
+            index
+            for index, event in enumerate(events)
+            if event.invocation_id == context.invocation_id
+            and event.author != USER
+            and _run_of(event) == run
+        ),
+        None,
+    )
+    place = next(
+        (
+            index
+            for index in reversed(range(len(events)))
+            if _is_input(events[index]) and _run_of(events[index]) == run
+        ),
+        None,
+    )
     inputs = context.attempt.node_inputs
     if place is not None:
         inputs[path] = dump_event(events[place])
@@ -30,24 +47,14 @@ def put_back_input(agent: BaseAgent, context: AttemptInvocationContext) -> None:
             events.insert(first, events.pop(place))
     elif path in inputs and first is not None:
         event = load_event(copy_json(inputs[path]))
-        context.attempt.synthetic_events.add(event.id)
-        events.insert(first, event)
+        if _run_of(event) == run:
+            context.attempt.synthetic_events.add(event.id)
+            events.insert(first, event)
 
 
-def _injected_input(events: list[Event], path: str) -> int | None:
-    for index in range(len(events) - 1, -1, -1):
-        event = events[index]
-        if event.author == USER and not event.invocation_id and event.node_info.path == path:
-            return index
-    return None
+def _is_input(event: Event) -> bool:
+    return event.author == USER and not event.invocation_id
 
 
-def _first_own_event(events: list[Event], invocation_id: str, path: str) -> int | None:
-    for index, event in enumerate(events):
-        if (
-            event.invocation_id == invocation_id
-            and event.node_info.path == path
-            and event.author != USER
-        ):
-            return index
-    return None
+def _run_of(event: Event) -> tuple[str, str | None]:
+    return event.node_info.path, event.branch
