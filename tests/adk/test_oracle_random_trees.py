@@ -17,6 +17,7 @@ from support.random_trees import (
     Plan,
     leaks_branch,
     random_chat_workflow,
+    random_delegations,
     random_tree,
     random_workflow,
 )
@@ -74,6 +75,17 @@ async def test_random_workflow(seed: int) -> None:
 @pytest.mark.parametrize("seed", _seeds(0, 8))
 async def test_random_chat_node(seed: int) -> None:
     await _check(seed, random_chat_workflow, "go", "again", "more", repeats=1 + seed % 2)
+
+
+@pytest.mark.parametrize("seed", _seeds(0, 20))
+async def test_random_delegations(seed: int) -> None:
+    await _check(seed, random_delegations, "go", "again", repeats=1 + seed % 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", _seeds(20_000, 300))
+async def test_many_random_delegations(seed: int) -> None:
+    await _check(seed, random_delegations, "go", "again", repeats=1)
 
 
 @pytest.mark.long

@@ -153,6 +153,41 @@ class _Trees(_Maker):
         return self.leaf(call("finish_task", result="done")) if kind == "task" else self.leaf()
 
 
+class _Delegations(_Maker):
+    """Agents that call ``single_turn`` and ``task`` agents, which do so in turn."""
+
+    def tree(self, mode: str, depth: int) -> Any:
+        kinds = ["single_turn"] if mode == "single_turn" else ["single_turn", "task"]
+        count = self.rng.randint(1, 3) if depth else 0
+        children = [self.tree(self.rng.choice(kinds), depth - 1) for _ in range(count)]
+        name = self.leaf(*([call("finish_task", result="done")] if mode == "task" else []))
+        calls = [call(child[1], request=f"for {child[1]}") for child in children]
+        rounds: list[Any] = []
+        while calls:
+            taken = self.rng.randint(1, len(calls))
+            now, calls = calls[:taken], calls[taken:]
+            if self.rng.random() < 0.5:
+                now.append(self.tool_call(name))
+            self.rng.shuffle(now)
+            rounds.append(now)
+        self.scripts[name][:0] = rounds
+        return [mode, name, 0, children]
+
+
+def _build_delegations(world: TreeWorld, tree: Any) -> LlmAgent:
+    mode, name, _, children = tree
+    fields = {} if mode == "chat" else {"mode": mode}
+    built = [_build_delegations(world, child) for child in children]
+    return make_llm(world, name, sub_agents=built, **fields)
+
+
+def random_delegations(seed: int) -> Plan:
+    """A root that delegates work, several calls in one response, to agents that delegate in turn."""
+    maker = _Delegations(seed, ("t",))
+    tree = maker.tree("chat", maker.rng.randint(1, 3))
+    return Plan(tree, lambda world: _build_delegations(world, tree), maker.scripts, True)
+
+
 def _build_tree(world: TreeWorld, tree: Any) -> BaseAgent:
     kind, name = tree[0], tree[1]
     if kind == "leaf":

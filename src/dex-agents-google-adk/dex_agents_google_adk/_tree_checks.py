@@ -112,11 +112,15 @@ def _check_llm_agent(agent: LlmAgent, root: BaseNode) -> None:
             f"Agent {name!r} is a {type(agent).__name__} with a run loop of its own, which cannot "
             f"be paused; use LlmAgent with callbacks."
         )
-    if agent.mode in _INLINE_MODES and agent.parent_agent and not isinstance(root, LlmAgent):
+    if agent.mode in _INLINE_MODES and isinstance(agent.parent_agent, LlmAgent):
+        _check_inline(agent, agent.parent_agent, root)
+    if _is_single_turn(agent, root) and (
+        outside := [sub.name for sub in agent.sub_agents if getattr(sub, "mode", None) != "single_turn"]
+    ):
         raise ValueError(
-            f"Agent {name!r} has mode={str(agent.mode)!r}, but the root {root.name!r} is a "
-            f"{type(root).__name__}; ADK runs such sub-agents only below a root LlmAgent. Make the "
-            f"root one, or let {name!r} be reached by transfer."
+            f"Agent {name!r} runs as a single turn and has the sub-agent {outside[0]!r}, which does "
+            f"not. ADK runs what such an agent hands over twice, and never the tasks that it hands "
+            f"on; give {outside[0]!r} mode='single_turn', or {name!r} another mode."
         )
     _check_code_executor(agent)
     for tool in agent.tools:
@@ -127,6 +131,40 @@ def _check_llm_agent(agent: LlmAgent, root: BaseNode) -> None:
             f"Agent {name!r} has several tools named {', '.join(map(repr, repeated))}; a tool Step "
             f"finds its tool by name, so give each a name of its own."
         )
+
+
+def _check_inline(agent: LlmAgent, parent: LlmAgent, root: BaseNode) -> None:
+    if agent.mode == "single_turn" and _is_in_parallel(parent):
+        raise ValueError(
+            f"Agent {agent.name!r} has mode='single_turn' and is called in a branch of a "
+            f"ParallelAgent. When it waits, ADK stops the branches beside it; let it be reached by "
+            f"transfer, wrap it in an AgentTool, or use a Workflow with a fan-out."
+        )
+    if _is_node(parent, root) or (agent.mode == "single_turn" and isinstance(root, LlmAgent)):
+        return
+    raise ValueError(
+        f"Agent {agent.name!r} has mode={str(agent.mode)!r}, but the agent {parent.name!r}, which "
+        f"calls it, runs below a composite agent, where ADK gives such a call no answer. Put the "
+        f"composite agent below a root LlmAgent (for mode='single_turn'), or let {agent.name!r} be "
+        f"reached by transfer."
+    )
+
+
+def _is_in_parallel(agent: BaseAgent) -> bool:
+    parent = agent.parent_agent
+    return isinstance(agent, ParallelAgent) or (parent is not None and _is_in_parallel(parent))
+
+
+def _is_node(agent: BaseAgent, root: BaseNode) -> bool:
+    """Whether ADK runs the agent as a node of its own."""
+    parent = agent.parent_agent
+    return agent is root or parent is None or (isinstance(parent, LlmAgent) and _is_node(parent, root))
+
+
+def _is_single_turn(agent: LlmAgent, root: BaseNode) -> bool:
+    """Whether the agent answers once; a node of a Workflow does so if it has no mode."""
+    is_plain_node = agent.mode is None and agent.parent_agent is None and agent is not root
+    return agent.mode == "single_turn" or is_plain_node
 
 
 def _check_custom_agent(agent: BaseAgent, resumable_agents: Collection[str]) -> None:
@@ -161,7 +199,10 @@ def _check_workflow(workflow: Workflow, *, is_root: bool = True) -> None:
                     f"loses its place between the nodes that run beside or around it; make it the "
                     f"only first node of the root, or make the sub-agents nodes."
                 )
-        elif isinstance(node, _COMPOSITES) or (isinstance(node, BaseAgent) and node.sub_agents):
+        elif isinstance(node, _COMPOSITES) or (
+            isinstance(node, BaseAgent)
+            and any(getattr(sub, "mode", None) not in _INLINE_MODES for sub in node.sub_agents)
+        ):
             raise ValueError(
                 f"Node {node.name!r} of Workflow {workflow.name!r} is a {type(node).__name__} with "
                 f"sub_agents. ADK runs what such a node hands over twice, inside the node and from "
