@@ -222,7 +222,9 @@ class FirstPlugin(BasePlugin):
     def _end_if_tasks_are_next(self, key: AgentKey) -> None:
         """ADK hands on tasks behind the response's other results, and then starts the agent anew."""
         response = self._attempt.open_response(key)
-        if response is not None and response.tasks and response.is_complete:
+        if response is None or not response.tasks or not response.is_complete:
+            return
+        if not (response.tasks_first and response.answered):
             self._attempt.agent_ends(key)
 
     def _end_branches_beside(self, event: Event) -> None:
