@@ -56,6 +56,10 @@ def chat() -> LlmAgent:
     return leaf("router", sub_agents=[leaf("inner")], mode="chat")
 
 
+def caller(mode: str) -> LlmAgent:
+    return leaf("caller", sub_agents=[leaf("inner", mode=mode)])
+
+
 def child() -> LlmAgent:
     inner = leaf("inner")
     SequentialAgent(name="parent", sub_agents=[inner])
@@ -72,8 +76,24 @@ REFUSED: list[tuple[Any, str]] = [
         "'c' is a Custom whose run loop does not load its state.*resumable_agents",
     ),
     (
-        lambda: SequentialAgent(name="s", sub_agents=[leaf("inner", mode="single_turn")]),
-        "'inner' has mode='single_turn', but the root 's' is a SequentialAgent",
+        lambda: SequentialAgent(name="s", sub_agents=[caller("single_turn")]),
+        "'inner' has mode='single_turn', but the agent 'caller'.*below a composite agent",
+    ),
+    (
+        lambda: leaf(sub_agents=[SequentialAgent(name="s", sub_agents=[caller("task")])]),
+        "'inner' has mode='task', but the agent 'caller'.*reached by transfer",
+    ),
+    (
+        lambda: leaf(sub_agents=[ParallelAgent(name="p", sub_agents=[caller("single_turn")])]),
+        "'inner' has mode='single_turn' and is called in a branch of a ParallelAgent.*transfer",
+    ),
+    (
+        lambda: leaf(sub_agents=[leaf("s", mode="single_turn", sub_agents=[leaf("inner")])]),
+        "'s' runs as a single turn and has the sub-agent 'inner'.*another mode",
+    ),
+    (
+        lambda: Workflow(name="w", edges=[("START", caller("task"))]),
+        "'caller' runs as a single turn and has the sub-agent 'inner'.*never the tasks",
     ),
     (lambda: leaf(mode="single_turn"), "'root' has mode='single_turn'"),
     (

@@ -36,6 +36,7 @@ from dex_agents_google_adk._adk_workarounds import (
     mcp_errors,
     model_lookup,
     nested_pauses,
+    replayed_calls,
     task_delegations,
     unheard_telemetry,
 )
@@ -145,6 +146,11 @@ DEFECTS = {
         scenarios.forget_failed_import,
         scenarios.nodes_are_built_without_imports,
         "tried 3 times",
+    ),
+    "replayed_calls": Defect(
+        unguarded(replayed_calls),
+        tree("a task that finishes beside a tool"),
+        "model call 1 of k is not scripted",
     ),
     "single_turn_input": Defect(
         replaced(agent_callbacks, "put_back_input"),

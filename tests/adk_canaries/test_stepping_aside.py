@@ -33,6 +33,7 @@ from dex_agents_google_adk._adk_workarounds import (
     mcp_errors,
     model_lookup,
     nested_pauses,
+    replayed_calls,
     task_delegations,
     tool_threads,
     unheard_telemetry,
@@ -51,6 +52,7 @@ PATCHED: list[tuple[Any, Any, str, str]] = [
     (model_lookup, BaseLlmFlow, "_get_llm", "lookup of an agent's model"),
     (task_delegations, _llm_agent_wrapper, "_find_unresolved_task_delegations", "hands on a task"),
     (task_delegations, _llm_agent_wrapper, "_dispatch_task_fc", "hands on a task"),
+    (replayed_calls, BaseLlmFlow, "_replay_function_calls", "finished beside"),
     (nested_pauses, Context, "_run_node_internal", "below another one"),
     (nested_pauses, NodeRunner, "_run_node_loop", "below another one"),
 ]

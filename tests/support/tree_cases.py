@@ -440,6 +440,166 @@ CASES: dict[str, Case] = {
 }
 
 
+def _inline(world: TreeWorld, name: str, *agents: BaseAgent, mode: str = "single_turn") -> LlmAgent:
+    return llm(world, name, f"t_{name}", mode=mode, sub_agents=list(agents))
+
+
+def _ask(name: str) -> Any:
+    return call(name, request=f"for {name}")
+
+
+def _both(world: TreeWorld, *tools: Any) -> LlmAgent:
+    agents = [
+        *(_inline(world, name) for name in ("s", "s2")),
+        *(_inline(world, name, mode="task") for name in ("k", "k2")),
+        llm(world, "m"),
+    ]
+    return llm(world, "root", *tools, sub_agents=agents)
+
+
+_BODIES: Scripts = {
+    "s": [[call("t_s", x="1")], text("s done")],
+    "s2": [[call("t_s2", x="2")], text("s2 done")],
+    "k": [[call("t_k", x="3")], [call("finish_task", result="k done")]],
+    "k2": [[call("t_k2", x="4")], [call("finish_task", result="k2 done")]],
+    "m": [text("m done")],
+}
+
+RESPONSES: dict[str, list[Any]] = {
+    "a single turn and a task": [_ask("s"), _ask("k")],
+    "a task and a single turn": [_ask("k"), _ask("s")],
+    "a tool between a single turn and a task": [_ask("s"), call("t0", x="0"), _ask("k")],
+    "two single turns and two tasks": [_ask("s"), _ask("s2"), _ask("k"), _ask("k2")],
+    "a single turn and a transfer": [_ask("s"), move("m")],
+    "a task and a transfer": [_ask("k"), move("m")],
+    "a task and an unknown tool": [_ask("k"), call("missing")],
+}
+CASES |= {
+    name: Case(
+        lambda w: _both(w, "t0"),
+        {**_BODIES, "root": [response, [call("t0", x="9")], text("root done")]},
+        any_order=True,
+    )
+    for name, response in RESPONSES.items()
+}
+
+
+def plain_function(world: TreeWorld, name: str) -> Callable[[str], str]:
+    """A tool that is given as a function, which ADK runs behind a task beside it."""
+
+    def run(x: str) -> str:
+        world.ran(name, x=x)
+        return x
+
+    run.__name__ = name
+    return run
+
+
+CASES |= {
+    "a task and a function": Case(
+        lambda w: _both(w, plain_function(w, "t0")),
+        {**_BODIES, "root": [[_ask("k"), call("t0", x="0"), _ask("k2")], text("root done")]},
+        any_order=True,
+    ),
+    "a task, a function and a transfer": Case(
+        lambda w: _both(w, plain_function(w, "t0")),
+        {**_BODIES, "root": [[_ask("k"), call("t0", x="0"), move("m")]]},
+        any_order=True,
+    ),
+    "single turn below a single turn": Case(
+        lambda w: llm(w, "root", sub_agents=[_inline(w, "s", _inline(w, "s2"))]),
+        {
+            **_BODIES,
+            "s": [[call("t_s", x="1")], [_ask("s2"), call("t_s", x="5")], text("s done")],
+            "root": [[_ask("s")], text("root done")],
+        },
+    ),
+    "single turns below a task below a task": Case(
+        lambda w: llm(
+            w,
+            "root",
+            sub_agents=[
+                _inline(
+                    w,
+                    "k",
+                    _inline(w, "k2", _inline(w, "s"), mode="task"),
+                    _inline(w, "s2"),
+                    mode="task",
+                )
+            ],
+        ),
+        {
+            **_BODIES,
+            "k": [[_ask("s2"), _ask("k2")], [call("finish_task", result="k done")]],
+            "k2": [text("which?"), [_ask("s")], [call("finish_task", result="k2 done")]],
+            "root": [[_ask("k")], text("root done")],
+        },
+        ("go", "that one"),
+        any_order=True,
+    ),
+    "a task that finishes beside a tool": Case(
+        lambda w: llm(w, "root", sub_agents=[_inline(w, "k", mode="task")]),
+        {
+            "k": [[call("t_k", x="3"), call("finish_task", result="k done")]],
+            "root": [[_ask("k")], text("root done")],
+        },
+    ),
+    "a task that finishes beside a single turn": Case(
+        lambda w: llm(w, "root", sub_agents=[_inline(w, "k", _inline(w, "s"), mode="task")]),
+        {
+            **_BODIES,
+            "k": [[_ask("s"), call("finish_task", result="k done")]],
+            "root": [[_ask("k")], text("root done")],
+        },
+    ),
+    "a task that finishes too early": Case(
+        lambda w: llm(
+            w, "root", sub_agents=[_inline(w, "k", _inline(w, "k2", mode="task"), mode="task")]
+        ),
+        {
+            **_BODIES,
+            "k": [
+                [_ask("k2"), call("t_k", x="3"), call("finish_task", result="early")],
+                [call("finish_task", result="k done")],
+            ],
+            "root": [[_ask("k")], text("root done")],
+        },
+    ),
+    "a root in task mode": Case(
+        lambda w: llm(w, "root", "t0", mode="task"),
+        {
+            "root": [
+                [call("t0", x="1")],
+                text("what else?"),
+                [call("t0", x="2")],
+                [call("finish_task", result="done")],
+            ]
+        },
+        ("go", "more"),
+    ),
+    "a single turn that comes again in a loop": Case(
+        lambda w: llm(
+            w,
+            "root",
+            sub_agents=[
+                around(
+                    w,
+                    LoopAgent,
+                    "loop",
+                    llm(w, "a", sub_agents=[_inline(w, "s")]),
+                    max_iterations=2,
+                )
+            ],
+        ),
+        {
+            "root": [[move("loop")]],
+            "a": [[_ask("s")], text("one"), [_ask("s")], text("two")],
+            "s": [[call("t_s", x="1")], text("s one"), [call("t_s", x="2")], text("s two")],
+        },
+    ),
+}
+
+
 def workflow(*edges: Any, name: str = "wf") -> Workflow:
     return Workflow(name=name, edges=list(edges))
 
@@ -454,6 +614,12 @@ def function(world: TreeWorld, name: str) -> Callable[[Any], str]:
     return run
 
 
+def _again(agent: LlmAgent) -> LlmAgent:
+    """An agent that plain ADK lets run others."""
+    agent.rerun_on_resume = True
+    return agent
+
+
 def _route(world: TreeWorld) -> Workflow:
     worker = llm(world, "w1", "t1")
 
@@ -465,6 +631,27 @@ def _route(world: TreeWorld) -> Workflow:
         return "end " + node_input
 
     return workflow(("START", worker, judge), (judge, {"more": worker, "end": end}))
+
+
+CASES |= {
+    "nodes with single turns and tasks of their own": Case(
+        lambda w: workflow(
+            (
+                "START",
+                _again(
+                    _inline(w, "k", _inline(w, "s"), _inline(w, "k2", mode="task"), mode="task")
+                ),
+                _again(_inline(w, "z", _inline(w, "s2"))),
+            )
+        ),
+        {
+            **_BODIES,
+            "k": [[call("t_k", x="3")], [_ask("s"), _ask("k2")], [call("finish_task", result="k")]],
+            "z": [[call("t_z", x="5")], [_ask("s2")], text("z done")],
+        },
+        any_order=True,
+    ),
+}
 
 
 CASES |= {

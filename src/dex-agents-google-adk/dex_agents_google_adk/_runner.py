@@ -33,6 +33,7 @@ from dex_agents._media.reference import ImageReference, MediaStore
 from dex_agents._tool_sources.catalog import DEFAULT_LISTING_TIMEOUT, ToolSourceCatalog
 from dex_agents._tool_sources.contract import ToolSource
 from dex_agents_google_adk import _tool_step, _turn, _validation
+from dex_agents_google_adk._adk_version import warn_if_untested
 from dex_agents_google_adk._adk_workarounds import (
     agent_callbacks,
     contents_in_one_pass,
@@ -154,6 +155,7 @@ class AdkAgentRunner:
         _validation.check_names(tree, loop_bound_tools, "loop_bound_tools", catalog.declared_names)
         check_tool_nodes(tree, policies)
         make_resumable(tree)
+        warn_if_untested()
         remote_a2a_import.apply()
         contents_on_replay.apply()
         contents_in_one_pass.apply()

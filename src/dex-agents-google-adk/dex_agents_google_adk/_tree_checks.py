@@ -114,13 +114,11 @@ def _check_llm_agent(agent: LlmAgent, root: BaseNode) -> None:
         )
     if agent.mode in _INLINE_MODES and isinstance(agent.parent_agent, LlmAgent):
         _check_inline(agent, agent.parent_agent, root)
-    if _is_single_turn(agent, root) and (
-        outside := [sub.name for sub in agent.sub_agents if getattr(sub, "mode", None) != "single_turn"]
-    ):
+    if outside := _beyond_single_turn(agent, root):
         raise ValueError(
-            f"Agent {name!r} runs as a single turn and has the sub-agent {outside[0]!r}, which does "
+            f"Agent {name!r} runs as a single turn and has the sub-agent {outside!r}, which does "
             f"not. ADK runs what such an agent hands over twice, and never the tasks that it hands "
-            f"on; give {outside[0]!r} mode='single_turn', or {name!r} another mode."
+            f"on; give {outside!r} mode='single_turn', or {name!r} another mode."
         )
     _check_code_executor(agent)
     for tool in agent.tools:
@@ -158,13 +156,22 @@ def _is_in_parallel(agent: BaseAgent) -> bool:
 def _is_node(agent: BaseAgent, root: BaseNode) -> bool:
     """Whether ADK runs the agent as a node of its own."""
     parent = agent.parent_agent
-    return agent is root or parent is None or (isinstance(parent, LlmAgent) and _is_node(parent, root))
+    return (
+        agent is root or parent is None or (isinstance(parent, LlmAgent) and _is_node(parent, root))
+    )
 
 
-def _is_single_turn(agent: LlmAgent, root: BaseNode) -> bool:
-    """Whether the agent answers once; a node of a Workflow does so if it has no mode."""
-    is_plain_node = agent.mode is None and agent.parent_agent is None and agent is not root
-    return agent.mode == "single_turn" or is_plain_node
+def _beyond_single_turn(agent: LlmAgent, root: BaseNode) -> str | None:
+    """A sub-agent of an agent that answers once, as nodes of a Workflow do, which does not.
+
+    What a node could transfer to is refused with the Workflow.
+    """
+    is_node = agent.parent_agent is None and agent is not root
+    if agent.mode != "single_turn" and not (is_node and agent.mode is None):
+        return None
+    allowed = (None, "chat", "single_turn") if is_node else ("single_turn",)
+    beyond = (sub.name for sub in agent.sub_agents if getattr(sub, "mode", None) not in allowed)
+    return next(beyond, None)
 
 
 def _check_custom_agent(agent: BaseAgent, resumable_agents: Collection[str]) -> None:

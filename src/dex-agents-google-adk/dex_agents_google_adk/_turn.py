@@ -198,7 +198,9 @@ class _TurnAttempt:
 
     def _not_begun(self) -> ContinueTurn:
         """The summary was this attempt's model call; the turn itself begins in the next one."""
-        items = tuple(self._items[e.id] for e in self._session.events[self._attempt.turn_starts_at :])
+        items = tuple(
+            self._items[e.id] for e in self._session.events[self._attempt.turn_starts_at :]
+        )
         return ContinueTurn(run_state=RunState("", items, is_begun=False).to_json())
 
     def _make_runner(self) -> AttemptRunner:
