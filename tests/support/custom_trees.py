@@ -113,6 +113,10 @@ TREES: dict[str, CustomTree] = {
             "b": B,
         },
     ),
+    "in order behind a transfer": CustomTree(
+        lambda w: make_llm(w, "root", sub_agents=[described(InOrder, "mine", *llms(w, "a", "b"))]),
+        {"root": [[call("ask_root", x="1")], [move("mine")]], "a": A, "b": B},
+    ),
     "router": CustomTree(
         # a's own tool sets the key: the choice of a turn stays, the next turn makes another.
         lambda w: described(Router, "root", *llms(w, "a", "b"), key="ask_a_state"),
