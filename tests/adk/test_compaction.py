@@ -14,6 +14,7 @@ import pytest
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.sequential_agent import SequentialAgent
+from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.tool_context import ToolContext
 
 from dex_agents import (
@@ -22,14 +23,17 @@ from dex_agents import (
     AgentSessionFlow,
     AgentTurnError,
     CompactionPolicy,
+    CompactionRequest,
     HistorySummary,
     MessageRole,
+    ModelCallError,
     ToolEffect,
 )
 from dex_agents._session.compaction import size_of
 from dex_agents.testing import private_engine, read_step_history, step_shape
 from dex_agents_google_adk import AdkAgentRunner, adk_agent_session_flow
-from support.adk_oracle import ScriptedLlm, answer, call, request_json, text
+from dex_agents_google_adk._compaction import restore
+from support.adk_oracle import ScriptedLlm, answer, call, request_json, text, thought
 from support.serving import serve
 from support.tree_oracle import TreeLlm, TreeWorld
 
@@ -41,19 +45,23 @@ class Summarizer(ScriptedLlm):
     """Numbers its summaries, or fails."""
 
     fails: int = 0
+    useless: LlmResponse | None = None
+    """What it answers instead of raising an error."""
 
     async def generate_content_async(self, llm_request: Any, stream: bool = False) -> Any:
         self.world.requests.append(request_json(llm_request))
-        if len(self.world.requests) <= self.fails:
+        if len(self.world.requests) > self.fails:
+            yield answer(text(f"summary {len(self.world.requests)}"))
+        elif self.useless is None:
             raise RuntimeError("no summary today")
-        yield answer(text(f"summary {len(self.world.requests)}"))
+        else:
+            yield self.useless
 
 
 def make(
     world: TreeWorld,
     summaries: TreeWorld,
     *,
-    fails: int = 0,
     flow_type: str = "Long",
     summary_model: Summarizer | None = None,
     **policy: Any,
@@ -76,7 +84,7 @@ def make(
         flow_type=flow_type,
         default_tool_effect=ToolEffect.READ,
         compaction=CompactionPolicy(**{"context_window_tokens": 4_000, "kept_turns": 2} | policy),
-        summary_model=summary_model or Summarizer(world=summaries, fails=fails),
+        summary_model=summary_model or Summarizer(world=summaries),
     )
 
 
@@ -214,10 +222,22 @@ async def test_state_survives_the_summary(tmp_path: Path) -> None:
     assert len(last["contents"]) < 10
 
 
-async def test_a_failing_summary_harms_no_turn(tmp_path: Path) -> None:
+USELESS = {
+    "empty": answer(text("")),
+    "blank": answer(text(" \n ")),
+    "thoughts only": answer(thought("hm")),
+    "no parts": answer(),
+    "a call": answer(call("note", x="1")),
+    "refused": LlmResponse(error_code="SAFETY", error_message="not that"),
+}
+
+
+@pytest.mark.parametrize("useless", [None, "empty", "a call"])
+async def test_a_failing_summary_harms_no_turn(tmp_path: Path, useless: str | None) -> None:
     world = TreeWorld({"root": [text(f"{n} {BULK}") for n in range(20)]})
     summaries = TreeWorld({})
-    flow = make(world, summaries, fails=2)
+    model = Summarizer(world=summaries, fails=2, useless=USELESS[useless] if useless else None)
+    flow = make(world, summaries, summary_model=model)
     async with (
         private_engine(tmp_path / "e.db") as engine,
         serve(engine.address, flow, tmp_path) as sessions,
@@ -230,6 +250,25 @@ async def test_a_failing_summary_harms_no_turn(tmp_path: Path) -> None:
         await sessions.wait_for_turn("s", 8, timeout_s=TURN_S)
     assert len(summaries.requests) > 2
     assert "Summary of the conversation" in json.dumps(world.requests_of("root")[-1])
+    # Until there is a summary, the model reads every turn.
+    began = next(
+        number
+        for number, request in enumerate(world.requests_of("root"))
+        if "Summary of the conversation" in json.dumps(request)
+    )
+    assert len(world.requests_of("root")[began - 1]["contents"]) == 2 * began - 1
+
+
+@pytest.mark.parametrize("useless", USELESS)
+async def test_a_summary_that_says_nothing_is_none(useless: str) -> None:
+    model = Summarizer(world=TreeWorld({}), fails=1, useless=USELESS[useless])
+    runner = AdkAgentRunner(LlmAgent(name="root", model=model))
+    request = CompactionRequest("s", "step", None, [runner.build_user_message("hello")])
+    with pytest.raises(
+        (AgentTurnError, ModelCallError), match=r"gave no (text|answer \(SAFETY: not that\))"
+    ):
+        await runner.summarize(request)
+    assert (await runner.summarize(request)).text.startswith("summary 2\n")
 
 
 async def test_turns_that_failed_behind_a_call_do_not_stop_it(tmp_path: Path) -> None:
@@ -400,9 +439,15 @@ def test_wrong_policies_are_refused(arguments: Any, kind: type[Exception], messa
         CompactionPolicy(**arguments)
 
 
-def test_what_looks_like_the_state_line_is_text() -> None:
-    from dex_agents_google_adk._compaction import restore
+def test_a_stored_summary_without_words_keeps_its_state() -> None:
+    restored = restore(
+        HistorySummary('\n[Dex] ADK session state: {"state": {"noted": "x"}, "agent": "sub"}')
+    )
+    assert restored.state == {"noted": "x"}
+    assert [(event.author, event.content) for event in restored.events] == [("sub", None)]
 
+
+def test_what_looks_like_the_state_line_is_text() -> None:
     restored = restore(HistorySummary("said\n[Dex] ADK session state: no JSON"))
     content = restored.events[0].content
     assert content is not None and content.parts is not None

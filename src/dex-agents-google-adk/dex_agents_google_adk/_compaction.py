@@ -23,11 +23,12 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from dex_agents._contract import AgentMessage, CompactionRequest, HistorySummary, Json, TokenUsage
+from dex_agents._errors import ModelCallError
 from dex_agents_google_adk._artifacts import Place, current_after
 from dex_agents_google_adk._events import USER, load_event, shown_text, text_content, user_event
 from dex_agents_google_adk._history import replay_state
 from dex_agents_google_adk._json import copy_json
-from dex_agents_google_adk._model_errors import classify
+from dex_agents_google_adk._model_errors import classify, classify_answer
 from dex_agents_google_adk._tree import AgentTree
 from dex_agents_google_adk._tree_checks import static_tools
 
@@ -56,7 +57,7 @@ def restore(summary: HistorySummary | None) -> RestoredSummary:
     if summary is None:
         return RestoredSummary(())
     text, data = _split(summary.text)
-    events = [user_event(text_content(f"{_HEADING}\n{text}"))]
+    events = [user_event(text_content(f"{_HEADING}\n{text}"))] if text.strip() else []
     if agent := data.get("agent"):
         # ADK picks the next agent by the author of the newest event.
         events.append(Event(author=str(agent)))
@@ -69,12 +70,12 @@ def _artifacts(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split(text: str) -> tuple[str, dict[str, Any]]:
-    body, _, line = text.rpartition(f"\n{_STATE_LINE}")
+    body, found, line = text.rpartition(f"\n{_STATE_LINE}")
     try:
         data = json.loads(line)
     except ValueError:
         return text, {}
-    return (body, data) if body and isinstance(data, dict) else (text, {})
+    return (body, data) if found and isinstance(data, dict) else (text, {})
 
 
 class HistoryWriter:
@@ -104,7 +105,11 @@ class HistoryWriter:
         return _find_active_task_scope(session) is not None
 
     async def write(self, request: CompactionRequest) -> HistorySummary:
-        """See :meth:`dex_agents.HistoryCompactor.summarize`."""
+        """See :meth:`dex_agents.HistoryCompactor.summarize`.
+
+        Raises:
+            AgentTurnError, ModelCallError: The model gave no text that could stand for the turns.
+        """
         before, data = _split(request.summary.text) if request.summary else ("", {})
         lines = [f"Summary of what came before:\n{before}"] if before else []
         lines += [line for message in request.messages if (line := _line(message))]
@@ -131,11 +136,14 @@ class HistoryWriter:
             config=types.GenerateContentConfig(system_instruction=_INSTRUCTION),
         )
         text, usage = "", TokenUsage(model_calls=1)
+        failure: Exception = ModelCallError("the model was asked for a summary and gave no text")
         try:
             async for response in model.generate_content_async(request, stream=False):
                 if response.partial:
                     continue
                 text += shown_text(response.content)
+                if response.error_code:
+                    failure = classify_answer(response.error_code, response.error_message)
                 if (counts := response.usage_metadata) is not None:
                     usage = TokenUsage(
                         counts.prompt_token_count or 0,
@@ -144,6 +152,8 @@ class HistoryWriter:
                     )
         except Exception as error:
             raise classify(error) or error from error
+        if not text.strip():  # the state line behind it would make it look like a summary
+            raise failure
         return text, usage
 
     def _llm(self) -> BaseLlm:

@@ -61,6 +61,7 @@ def classify(error: BaseException) -> AgentTurnError | ModelCallError | None:
 
 def classify_answer(code: str, message: str | None) -> AgentTurnError | ModelCallError:
     """The error to raise for an answer that holds an error code instead of content."""
+    code = str(getattr(code, "value", code))  # ADK puts the client library's enums here, too
     text = f"{code}: {message}" if message else code
     if code in PASSING_CODES:
         return ModelCallError(f"the model gave no usable answer ({text})")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.events.event import Event
@@ -113,8 +112,7 @@ def check_end(attempt: Attempt, tree: AgentTree, events: Sequence[Event]) -> Non
     _check_complete(tree, events, answered)
     last = next((event for event in reversed(events) if event.author != USER), None)
     if last is not None and last.error_code and not _has_answer(last):
-        code: Any = last.error_code
-        raise classify_answer(str(getattr(code, "value", code)), last.error_message)
+        raise classify_answer(last.error_code, last.error_message)
     if attempt.has_silent_model_call:
         raise ModelCallError("the model gave no content")
     if isinstance(tree.root, LlmAgent) and all(e.author == USER for e in events):
