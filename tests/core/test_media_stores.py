@@ -118,6 +118,67 @@ async def test_a_folder_holds_whole_files_only(tmp_path: Path) -> None:
     assert await store.get_image(reference.uri) == PNG
 
 
+async def test_bytes_that_were_damaged_in_place_are_written_again(tmp_path: Path) -> None:
+    store = LocalDirectoryMediaStore(tmp_path)
+    reference = await store.put_image(PNG)
+    (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    file.write_bytes(b"x" * len(PNG))
+    assert await store.put_image(PNG) == reference
+    assert await store.get_image(reference.uri) == PNG
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+async def test_an_image_and_the_way_to_it_are_on_disk_when_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noting(handle: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    folder = tmp_path / "new" / "media"
+    name = (await LocalDirectoryMediaStore(folder).put_image(PNG)).uri[-64:]
+    file, *folders = synced
+    assert Path(file).parent == folder / name[:2]
+    assert set(folders) == set(map(str, (folder / name[:2], folder, folder.parent, tmp_path)))
+    # Another process may have been killed between its renaming and its syncing.
+    synced.clear()
+    await LocalDirectoryMediaStore(folder).put_image(PNG)
+    assert synced == [str(folder / name[:2]), str(folder)]
+
+
+async def test_a_bucket_that_cannot_be_used_is_named(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = S3MediaStore("no-such-bucket", client=s3)
+    uri = f"dex-media-s3:{'0' * 64}"
+    for use in (store.put_image(PNG), store.get_image(uri)):
+        with pytest.raises(MediaStoreError, match="bucket no-such-bucket could not be.*NoSuchBuck"):
+            await use
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(variable, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    nobody = boto3.session.Session().client("s3", endpoint_url=s3.meta.endpoint_url)
+    with pytest.raises(MediaStoreError, match="bucket agent-media could not be written.*redential"):
+        await S3MediaStore("agent-media", client=nobody).put_image(PNG)
+
+
+@pytest.mark.parametrize("prefix", ["", "a", "a/", "a/b c/\u00fc"])
+async def test_a_prefix_is_a_folder_of_keys(s3: Any, prefix: str) -> None:
+    bucket = f"bucket-{len(prefix)}"
+    s3.create_bucket(Bucket=bucket)
+    store = S3MediaStore(bucket, prefix, client=s3)
+    reference = await store.put_image(PNG)
+    assert await store.get_image(reference.uri) == PNG
+    (found,) = s3.list_objects_v2(Bucket=bucket)["Contents"]
+    assert found["Key"] == "/".join(filter(None, [prefix.rstrip("/"), reference.uri[-64:]]))
+
+
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc/self").exists(), reason="needs /proc")
 async def test_a_folder_that_cannot_be_written_is_named() -> None:
     with pytest.raises(MediaStoreError, match="could not be written"):

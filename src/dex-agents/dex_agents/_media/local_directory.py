@@ -45,20 +45,12 @@ class LocalDirectoryMediaStore:
     def _write(self, name: str, data: bytes) -> None:
         place = self._place(name)
         try:
-            if place.is_file() and place.stat().st_size == len(data):
-                return
-            place.parent.mkdir(parents=True, exist_ok=True)
-            handle, beside = tempfile.mkstemp(dir=place.parent, prefix=".writing-")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(beside, place)
-            except BaseException:
-                Path(beside).unlink(missing_ok=True)
-                raise
-            _sync_folder(place.parent)
+            made = [folder for folder in place.parents if not folder.exists()]
+            if not _holds(place, data):
+                _write_whole(place, data)
+            # Also for a file that was there: who wrote it may not have come to this.
+            for folder in (place.parent, self._directory, *(folder.parent for folder in made[1:])):
+                _sync_folder(folder)
         except OSError as error:
             raise MediaStoreError(f"image {name} could not be written: {error}") from error
 
@@ -77,6 +69,24 @@ class LocalDirectoryMediaStore:
 
     def _place(self, name: str) -> Path:
         return self._directory / name[:2] / name
+
+
+def _holds(place: Path, data: bytes) -> bool:
+    return place.is_file() and place.stat().st_size == len(data) and place.read_bytes() == data
+
+
+def _write_whole(place: Path, data: bytes) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    handle, beside = tempfile.mkstemp(dir=place.parent, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, place)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
 
 
 def _sync_folder(folder: Path) -> None:
