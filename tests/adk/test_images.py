@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.apps.app import App
+from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.adk.sessions.in_memory_session_service import InMemorySessionService
@@ -24,7 +26,7 @@ from dex_agents import (
     ToolEffect,
 )
 from dex_agents.testing import private_engine
-from dex_agents_google_adk import AdkAgentRunner, adk_agent_session_flow
+from dex_agents_google_adk import AdkAgentRunner, _images, adk_agent_session_flow
 from support.adk_oracle import Driver, ScriptedLlm, World, call, text
 from support.serving import serve
 
@@ -202,6 +204,37 @@ async def test_a_store_that_gives_no_bytes_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelCallError, match="get_image of the media store gave a NoneType"):
         await driver.turn("look")
     assert world.requests == []
+
+
+async def test_an_image_that_many_read_at_once_counts_once_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_images, "_CACHE_BYTES", 2 * len(RED))
+    reads: list[str] = []
+    all_read = asyncio.Event()
+
+    class Slow:
+        async def put_image(self, data: bytes) -> ImageReference:
+            raise AssertionError(data)
+
+        async def get_image(self, uri: str) -> bytes:
+            reads.append(uri)
+            if len(reads) == 5:
+                all_read.set()
+            await all_read.wait()
+            return RED
+
+    def request(uri: str) -> LlmRequest:
+        file = types.Part.from_uri(file_uri=uri, mime_type="image/png")
+        return LlmRequest(contents=[types.Content(role="user", parts=[file])])
+
+    loader = _images.ImageLoader(Slow())
+    known = {"a", "b"}
+    await asyncio.gather(*(loader.fill(request("a"), known) for _ in range(5)))
+    reads.clear()
+    for uri in ("b", "a", "b"):
+        await loader.fill(request(uri), known)
+    assert reads == ["b"], "both fit"
 
 
 async def test_images_through_a_real_session(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ async def test_a_bucket_that_cannot_be_used_is_named(
     store = S3MediaStore("no-such-bucket", client=s3)
     uri = f"dex-media-s3:{'0' * 64}"
     for use in (store.put_image(PNG), store.get_image(uri)):
-        with pytest.raises(MediaStoreError, match="bucket no-such-bucket could not be.*NoSuchBuck"):
+        with pytest.raises(MediaStoreError, match=r"no-such-bucket could not be .*NoSuchBucket"):
             await use
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(variable, raising=False)
@@ -164,7 +164,7 @@ async def test_a_bucket_that_cannot_be_used_is_named(
         monkeypatch.setenv(variable, str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     nobody = boto3.session.Session().client("s3", endpoint_url=s3.meta.endpoint_url)
-    with pytest.raises(MediaStoreError, match="bucket agent-media could not be written.*redential"):
+    with pytest.raises(MediaStoreError, match=r"agent-media could not be written.*redential"):
         await S3MediaStore("agent-media", client=nobody).put_image(PNG)
 
 

@@ -116,12 +116,16 @@ class ImageLoader:
                 "an image of the session could not be read: get_image of the media store gave a "
                 f"{type(data).__name__} instead of bytes"
             )
+        self._keep(uri, data)
+        return data
+
+    def _keep(self, uri: str, data: bytes) -> None:
+        # Others may have read the same image meanwhile.
+        self._cached += len(data) - len(self._cache.pop(uri, b""))
         self._cache[uri] = data
-        self._cached += len(data)
         while self._cached > _CACHE_BYTES and len(self._cache) > 1:
             _, dropped = self._cache.popitem(last=False)
             self._cached -= len(dropped)
-        return data
 
 
 def split_images(result: Any) -> tuple[Any, list[types.Blob]]:
