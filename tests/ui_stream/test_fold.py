@@ -209,6 +209,20 @@ def test_an_open_call_ends_with_its_turn() -> None:
     ]
 
 
+def test_a_turn_whose_first_events_are_gone_is_cut() -> None:
+    whole = Story().model(1, "one").answers(1, "one").events
+    for events, is_cut in ((whole, False), (whole[1:], True), ([], True)):
+        picture = TurnFold("t1")
+        for event in events:
+            picture.add(event)
+        picture.stored(FinishedTurn("t1", final_text="one"), is_drained=True)
+        assert (picture.has_ended, picture.is_cut) == (True, is_cut)
+    picture = TurnFold("t1")
+    for event in Story().tell("CompactHistory-1", "compaction_started").model(1, "one").events:
+        picture.add(event)
+    assert not picture.is_cut
+
+
 def test_events_of_an_older_release_are_enough() -> None:
     """Without ``model_call_started`` and ``tool_call_requested``, and with little about a wait."""
     story = Story().tell("RunModel-1", "turn_started", text="hello")

@@ -16,9 +16,11 @@ from core.conftest import Stage, Stages
 from core.scripted_runner import Answer, Call, Tool
 from dex_agents import (
     AgentSessionClient,
+    AgentSessionFlow,
     AgentTurnError,
     DeferredToolExecution,
     InvalidInputError,
+    RunModelRequest,
     SessionNotFoundError,
 )
 from dex_agents.testing import WorkerProcess, private_engine
@@ -239,6 +241,51 @@ async def test_what_cannot_be_streamed_is_refused_before_anything_is_sent(stages
         # A token of nobody is found out by the engine, when the stream has begun.
         forged = str(Position("t1", 1, "bogus"))
         stream = await open_ui_stream(stage.sessions, "s", AiSdkEncoder("s"), last_event_id=forged)
+        assert [part["type"] for part in payloads(await collect(stream))] == ["error"]
+
+
+class SmallStreamFlow(AgentSessionFlow):
+    """Keeps as few events as may be."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, event_stream_capacity_bytes=131_072, **options)
+
+
+async def test_a_turn_whose_first_events_are_gone(stages: Stages) -> None:
+    async def talk(request: RunModelRequest) -> None:
+        if request.records:
+            for number in range(20):
+                request.events.emit("text_delta", text=f"<{number}>" + "x" * 10_000)
+
+    async with stages.play(SCRIPT, TOOLS, flow_class=SmallStreamFlow) as stage:
+        stage.runner.before_answer = talk
+        await stage.sessions.start_session("s", "pay it")
+        first = await collect(await open_ui_stream(stage.sessions, "s", AiSdkEncoder("s")))
+        (asked,) = [p for p in payloads(first) if p["type"] == "data-interrupt"]
+        interrupt_id = asked["data"]["interruptId"]
+        await stage.sessions.resolve_interrupt("s", interrupt_id, approved=True)
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        # Who has seen a part of it cannot be told the rest, and hears that.
+        for place in (
+            {"last_event_id": event_ids(first)[-1]},
+            {"after_interrupts": [interrupt_id]},
+        ):
+            stream = await open_ui_stream(stage.sessions, "s", AiSdkEncoder("s"), **place)
+            assert [part["type"] for part in payloads(await collect(stream))] == ["error"]
+        # Who comes anew sees what is left, and the end.
+        rest = payloads(await collect(await open_ui_stream(stage.sessions, "s", AiSdkEncoder("s"))))
+        text = "".join(part.get("delta", "") for part in rest)
+        assert "<19>" in text and "<0>" not in text
+        assert [rest[0]["type"], rest[-1]["type"]] == ["start", "finish"]
+
+
+async def test_a_pause_that_never_was_is_told(stages: Stages) -> None:
+    async with stages.play(["one"]) as stage:
+        await stage.sessions.start_session("s", "hello")
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        stream = await open_ui_stream(
+            stage.sessions, "s", AiSdkEncoder("s"), after_interrupts=["nobody asked"]
+        )
         assert [part["type"] for part in payloads(await collect(stream))] == ["error"]
 
 

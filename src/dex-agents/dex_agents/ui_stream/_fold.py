@@ -57,6 +57,7 @@ _ENDINGS: dict[str, TurnEnding] = {
     "turn_failed": "failed",
     "turn_cancelled": "cancelled",
 }
+_BEGINNINGS = frozenset({"turn_started", "compaction_started"})
 _NOTICES = frozenset({"compaction_started", "compaction_finished", "compaction_failed"})
 
 
@@ -75,11 +76,16 @@ class TurnFold:
     """The picture of one turn, grown event by event.
 
     Equal events give equal changes, whenever and however often they are read.
+
+    Attributes:
+        is_cut: Whether the turn's first events are gone, so that others have seen more of it.
+        has_ended: Whether there are no more changes.
     """
 
     def __init__(self, turn_id: str) -> None:
         check_instance("turn_id", turn_id, str, "such as 't1'")
         self.turn_id = turn_id
+        self.is_cut = False
         self.has_ended = False
         self._number = turn_number(turn_id)
         self._has_begun = False
@@ -114,6 +120,7 @@ class TurnFold:
         changes: list[Change] = []
         if not self._has_begun:
             self._has_begun = True
+            self.is_cut = event.type not in _BEGINNINGS
             changes.append(TurnBegan(self.turn_id, str(event.data.get("text", ""))))
         if event.type in _OF_MODEL or event.step_execution_id == self._model_step:
             changes += self._enter_model_call(event)
@@ -132,8 +139,10 @@ class TurnFold:
         """
         if self.has_ended or not (is_drained or self._fits(outcome)):
             return []
-        begin: list[Change] = [] if self._has_begun else [TurnBegan(self.turn_id)]
-        self._has_begun = True
+        begin = list[Change]()
+        if not self._has_begun:
+            self._has_begun = self.is_cut = True
+            begin.append(TurnBegan(self.turn_id))
         if outcome is not None and not self._fits(outcome):
             self._ending = TurnEnded(self.turn_id, _how(outcome), outcome.final_text, outcome.error)
         return begin + self._end()

@@ -133,7 +133,9 @@ async def open_ui_stream(
 
     A client that comes back with the id of the last event it got sees the rest, nothing twice.
     The stream ends behind the turn's end, which is stored by then, or where ``encoder`` says; to
-    stop earlier, close the iterator. The turn does not notice either way.
+    stop earlier, close the iterator. The turn does not notice either way. A stream that cannot go
+    on where it was to, for example because the turn's first events are no longer kept, ends with
+    ``encoder.broken()``: read the session anew, without ``last_event_id`` and ``after_interrupts``.
 
     Args:
         encoder: A new one for each stream.
@@ -161,8 +163,11 @@ async def open_ui_stream(
     start = Position.parse(last_event_id) if last_event_id else Position("")
     wanted = turn_id or start.turn_id or _newest_turn(snapshot)
     sent = start.sent if wanted == start.turn_id else 0
-    follower = _Follower(sessions, session_id, wanted, start.token, keep_alive_s)
-    return _frames(follower, encoder, wanted, sent, frozenset(after_interrupts))
+    behind = frozenset(after_interrupts)
+    follower = _Follower(
+        sessions, session_id, wanted, start.token, keep_alive_s, goes_on=sent > 0 or bool(behind)
+    )
+    return _frames(follower, encoder, wanted, sent, behind)
 
 
 def _newest_turn(snapshot: AgentSnapshot) -> str:
@@ -182,7 +187,7 @@ async def _frames(
     sent: int,
     after_interrupts: frozenset[str],
 ) -> AsyncGenerator[str, None]:
-    count, is_behind = 0, not after_interrupts
+    count, is_behind, is_broken = 0, not after_interrupts, False
     async with contextlib.aclosing(follower.changes()) as changes:
         async for change in changes:
             if change is None:
@@ -190,7 +195,7 @@ async def _frames(
                 continue
             if isinstance(change, _Lost):
                 _LOGGER.warning("a UI stream of turn %s broke off", turn_id, exc_info=change.error)
-                yield f"data: {encoder.to_text(encoder.broken())}\n\n"
+                is_broken = True
                 break
             for part in encoder.encode(change):
                 count += 1
@@ -201,6 +206,8 @@ async def _frames(
                 is_behind = _pauses_for(change, after_interrupts)
             elif encoder.is_end(change) and count > sent:
                 break
+    if is_broken or not is_behind:
+        yield f"data: {encoder.to_text(encoder.broken())}\n\n"
     if encoder.last_frame:
         yield f"data: {encoder.last_frame}\n\n"
 
@@ -221,12 +228,15 @@ class _Follower:
         turn_id: str,
         token: str,
         keep_alive_s: float,
+        *,
+        goes_on: bool,
     ) -> None:
         self._sessions = sessions
         self._session_id = session_id
         self._turn_id = turn_id
         self._keep_alive_s = keep_alive_s
         self._start = token
+        self._goes_on = goes_on
         self._has_begun = False
         self.token = token
         self._news: asyncio.Queue[_Read | _Stored | _Lost] = asyncio.Queue(_QUEUED_BATCHES)
@@ -237,16 +247,20 @@ class _Follower:
             asyncio.create_task(work, name=f"ui stream of {self._session_id}")
             for work in (self._read(), self._watch())
         ]
+        fold = TurnFold(self._turn_id)
         try:
-            async for change in self._changes():
+            async for change in self._changes(fold):
+                if fold.is_cut and self._goes_on:
+                    # Parts are counted from the first one, which is gone.
+                    yield _Lost(LookupError("the first events of the turn are no longer kept"))
+                    return
                 yield change
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _changes(self) -> AsyncIterator[Change | _Lost | None]:
-        fold = TurnFold(self._turn_id)
+    async def _changes(self, fold: TurnFold) -> AsyncIterator[Change | _Lost | None]:
         stored: _Stored | None = None
         while not fold.has_ended:
             try:
