@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from dex_agents import (
     SessionClosedError,
     SessionNotFoundError,
 )
+from dex_agents._session import flow as session_flow
 
 
 async def texts_of(stage: Stage, session_id: str = "s") -> list[tuple[str, str]]:
@@ -53,6 +55,23 @@ async def test_the_next_model_call_of_the_turn_reads_it(stages: Stages) -> None:
         snapshot = await stage.sessions.wait_for_turn("s", 2, timeout_s=TURN_S)
         assert (snapshot.status, snapshot.turns_done) == ("idle", 2)
         assert (await texts_of(stage))[-1] == ("t2", "next")
+
+
+@pytest.mark.parametrize("step_ms", [0, -3_600_000], ids=["stands still", "goes back"])
+async def test_they_are_read_in_order_whatever_the_clock_does(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch, step_ms: int
+) -> None:
+    clock = itertools.count(2_000_000_000_000, step_ms)
+    monkeypatch.setattr(session_flow, "now_ms", lambda: next(clock))
+    sent = [f"m{number}" for number in range(6)]
+    async with stages.play([[Call("hold")], "done"], {"hold": (hold := Hold())}) as stage:
+        await stage.sessions.start_session("s", "hello")
+        await hold.reached()
+        for text in sent:
+            await stage.sessions.steer_user_message("s", text)
+        hold.may_go.set()
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        assert [steered(r) for r in stage.runner.requests] == [[], sent]
 
 
 async def test_between_turns_it_opens_one(stages: Stages) -> None:

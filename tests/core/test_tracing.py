@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from dex_agents import (
     ToolExecutionError,
     TracingOptions,
 )
+from dex_agents._session import steps_turn
 
 SECRET = "a secret of the user"
 
@@ -80,6 +82,19 @@ async def test_one_turn_is_one_trace(stages: Stages) -> None:
     assert tool.attributes["gen_ai.conversation.id"] == "s"
     assert tool.attributes["dex.attempt"] == 1
     assert SECRET not in json.dumps([span.to_json() for span in spans.all])
+
+
+async def test_a_turn_ends_behind_its_start_whatever_the_clock_does(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps_turn, "now_ms", lambda: (time.time_ns() // 10**6) + 3_600_000)
+    spans = Spans()
+    async with stages.play(["the answer"], options=spans.options()) as stage:
+        await stage.sessions.start_session("s", "hello")
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+    (turn,) = spans.named("invoke_agent")
+    assert turn.start_time <= turn.end_time
+    assert turn.end_time - turn.start_time < TURN_S * 10**9
 
 
 async def test_content_only_when_asked(stages: Stages) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -228,7 +229,10 @@ class SessionTracer:
         return span
 
     def turn(self, place: SpanPlace, started_ms: int) -> OpenSpan:
-        """The span of a turn, started when the turn was."""
+        """The span of a turn, started when the turn was.
+
+        The clock of the Worker that opened the turn may be ahead; no span ends before its start.
+        """
         attributes = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": self._agent_name,
@@ -267,7 +271,7 @@ class SessionTracer:
                 context=parent,
                 kind=trace.SpanKind[kind],
                 attributes={**place.attributes(), **attributes},
-                start_time=started_ms * 1_000_000 if started_ms else None,
+                start_time=min(started_ms * 1_000_000, time.time_ns()) if started_ms else None,
             )
         finally:
             _next_ids.reset(token)

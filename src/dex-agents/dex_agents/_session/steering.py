@@ -32,10 +32,16 @@ _TAKEN = encode(None)
 def add(context: Context, message: dict[str, Json], accepted_ms: int) -> None:
     """Store a message for the open turn, and its place in the queue."""
     digest = message_digest(message["id"])
-    key = f"{accepted_ms:014d}.{digest}"
+    # Keys say the order, so none may be before another one, whatever clocks say.
+    newest = max(map(_moment, resources.steering.get_all_instance_keys(context)), default=0)
+    key = f"{max(accepted_ms, newest + 1):014d}.{digest}"
     resources.accepted.set(context, digest, encode(content_digest(message)))
     resources.steering.set(context, key, encode(message))
     resources.user_messages.publish(context, encode({**message, "steering": key}))
+
+
+def _moment(key: str) -> int:
+    return int(key.partition(".")[0])
 
 
 def count_waiting(context: Context) -> int:
