@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler, SamplingResult
 from opentelemetry.trace import StatusCode, get_current_span
 
 from core.conftest import TURN_S, Stages
@@ -47,12 +47,16 @@ class Spans:
 
 
 async def lookup(call: DeferredToolExecution) -> str:
-    assert get_current_span().get_span_context().is_valid
     return f"found {SECRET}"
 
 
 async def test_one_turn_is_one_trace(stages: Stages) -> None:
     spans = Spans()
+
+    async def lookup(call: DeferredToolExecution) -> str:
+        assert get_current_span().get_span_context().is_valid
+        return f"found {SECRET}"
+
     script: list[Any] = [[Call("lookup", arguments={"q": SECRET})], "the answer", "second answer"]
     async with stages.play(script, {"lookup": lookup}, options=spans.options()) as stage:
         await stage.sessions.start_session("s", SECRET)
@@ -95,6 +99,41 @@ async def test_a_turn_ends_behind_its_start_whatever_the_clock_does(
     (turn,) = spans.named("invoke_agent")
     assert turn.start_time <= turn.end_time
     assert turn.end_time - turn.start_time < TURN_S * 10**9
+
+
+class Faulty(SpanProcessor, SpanExporter, Sampler):
+    """Raises an error in one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        self.failed = 0
+        setattr(self, method, self._fail)
+
+    def _fail(self, *_: Any, **__: Any) -> Any:
+        self.failed += 1
+        raise RuntimeError("out of order")
+
+    def should_sample(self, *arguments: Any, **fields: Any) -> SamplingResult:
+        return ALWAYS_ON.should_sample(*arguments, **fields)
+
+    def get_description(self) -> str:
+        return "faulty"
+
+
+@pytest.mark.parametrize("method", ["on_start", "on_end", "export", "should_sample"])
+async def test_tracing_that_fails_changes_no_turn(stages: Stages, method: str) -> None:
+    faulty = Faulty(method)
+    provider = TracerProvider(sampler=faulty)
+    provider.add_span_processor(faulty)
+    provider.add_span_processor(SimpleSpanProcessor(faulty))
+    options = AgentSessionOptions(tracing=TracingOptions(provider))
+    script: list[Any] = [[Call("lookup")], "the answer"]
+    async with stages.play(script, {"lookup": lookup}, options=options) as stage:
+        await stage.sessions.start_session("s", "hello")
+        snapshot = await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        assert (await stage.shape("s")).count("RunModel") == len(stage.runner.requests) == 2
+        assert stage.runner.count("lookup") == 1
+    assert snapshot.last_turn is not None and snapshot.last_turn.final_text == "the answer"
+    assert faulty.failed >= 4
 
 
 async def test_content_only_when_asked(stages: Stages) -> None:

@@ -8,10 +8,12 @@ write to the same trace, and what is written twice has the same id.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from dex_agents._contract import Json, ModelCallMetadata, TokenUsage
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
+_LOGGER = logging.getLogger("dex_agents")
 _SCOPE = "dex_agents"
 _next_ids: ContextVar[tuple[int, int] | None] = ContextVar("dex_agents_span_ids", default=None)
 
@@ -111,6 +114,15 @@ def _hash(size: int, *parts: str) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:size], "big") or 1
 
 
+@contextlib.contextmanager
+def _harmless() -> Iterator[None]:
+    """What the application's sampler and span processors raise must change no turn."""
+    try:
+        yield
+    except Exception:
+        _LOGGER.warning("a span is incomplete or lost: tracing failed", exc_info=True)
+
+
 class OpenSpan:
     """A span that is running, and the current one of its task until it ends."""
 
@@ -132,9 +144,10 @@ class OpenSpan:
         shown = dict(attributes)
         if self._content and content:
             shown |= {key: _text(value) for key, value in content.items()}
-        for key, value in shown.items():
-            if value is not None and value != ():
-                self._span.set_attribute(key, value)
+        with _harmless():
+            for key, value in shown.items():
+                if value is not None and value != ():
+                    self._span.set_attribute(key, value)
 
     def rename(self, name: str, *, is_internal: bool = False) -> None:
         """Set the name that is known only at the end."""
@@ -142,9 +155,10 @@ class OpenSpan:
             return
         from opentelemetry.trace import SpanKind
 
-        self._span.update_name(name)
-        if is_internal and hasattr(self._span, "_kind"):
-            self._span._kind = SpanKind.INTERNAL
+        with _harmless():
+            self._span.update_name(name)
+            if is_internal and hasattr(self._span, "_kind"):
+                self._span._kind = SpanKind.INTERNAL
 
     def drop(self) -> None:
         """Forget it: nothing happened that is worth a span."""
@@ -162,12 +176,13 @@ class OpenSpan:
         from opentelemetry import context
         from opentelemetry.trace import Status, StatusCode
 
-        if error_type:
-            self._span.set_attribute("error.type", error_type)
-            self._span.set_status(
-                Status(StatusCode.ERROR, message if self._content else error_type)
-            )
-        self._span.end(end_ms * 1_000_000 if end_ms is not None else None)
+        with _harmless():
+            if error_type:
+                self._span.set_attribute("error.type", error_type)
+                self._span.set_status(
+                    Status(StatusCode.ERROR, message if self._content else error_type)
+                )
+            self._span.end(end_ms * 1_000_000 if end_ms is not None else None)
         self._span = None
         if self._token is not None:
             context.detach(self._token)
@@ -254,6 +269,20 @@ class SessionTracer:
     ) -> OpenSpan:
         if self._tracer is None:
             return OpenSpan(None, False)
+        span = None
+        with _harmless():
+            span = self._start_span(name, place, span_id, attributes, kind, started_ms)
+        return OpenSpan(span, self._content)
+
+    def _start_span(
+        self,
+        name: str,
+        place: SpanPlace,
+        span_id: int,
+        attributes: Mapping[str, Any],
+        kind: str,
+        started_ms: int | None,
+    ) -> Any:
         from opentelemetry import trace
         from opentelemetry.context import Context
 
@@ -266,7 +295,7 @@ class SessionTracer:
             parent = trace.set_span_in_context(trace.NonRecordingSpan(above), parent)
         token = _next_ids.set((place.trace_id, span_id))
         try:
-            span = self._tracer.start_span(
+            return self._tracer.start_span(
                 name,
                 context=parent,
                 kind=trace.SpanKind[kind],
@@ -275,7 +304,6 @@ class SessionTracer:
             )
         finally:
             _next_ids.reset(token)
-        return OpenSpan(span, self._content)
 
     def _is_sampled(self, place: SpanPlace) -> bool:
         if self._sampler is None:
