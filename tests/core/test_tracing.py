@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ from dex_agents import (
     TracingOptions,
 )
 from dex_agents._session import steps_turn
+from dex_agents.testing import WorkerProcess, private_engine
+from support.explored_agents import SPANS_FILE, traced
+from support.serving import client_of
 
 SECRET = "a secret of the user"
 
@@ -86,6 +90,48 @@ async def test_one_turn_is_one_trace(stages: Stages) -> None:
     assert tool.attributes["gen_ai.conversation.id"] == "s"
     assert tool.attributes["dex.attempt"] == 1
     assert SECRET not in json.dumps([span.to_json() for span in spans.all])
+
+
+async def test_a_turn_of_several_processes_and_a_crash_is_one_trace(tmp_path: Path) -> None:
+    async with (
+        private_engine(tmp_path / "engine.db") as engine,
+        client_of(engine.address, traced(tmp_path), tmp_path / "cache") as sessions,
+    ):
+
+        async def start(*failpoints: str) -> WorkerProcess:
+            return await WorkerProcess.start(
+                "support.explored_agents:traced",
+                server_address=engine.address,
+                data_dir=tmp_path,
+                failpoints=list(failpoints),
+            )
+
+        await sessions.start_session("s", SECRET)
+        killed = await start("model.after_call")
+        await killed.wait()
+        second = await start()
+        snapshot = await sessions.wait_until_settled("s", turns_done=1, timeout_s=TURN_S)
+        await second.stop()
+        third = await start()
+        (asked,) = snapshot.pending_interrupts
+        await sessions.resolve_interrupt("s", asked.interrupt_id, approved=True)
+        await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        await third.stop()
+    spans = [json.loads(line) for line in (tmp_path / SPANS_FILE).read_text().splitlines()]
+    assert sorted((span["name"], span["attributes"].get("dex.attempt")) for span in spans) == [
+        ("chat", 1),  # it died with its process, behind the model's answer
+        ("chat", 1),
+        ("chat", 2),
+        ("execute_tool look", 1),
+        ("execute_tool pay", 1),
+        ("invoke_agent Explored", None),
+    ]
+    assert len({span["context"]["trace_id"] for span in spans}) == 1
+    assert len({span["context"]["span_id"] for span in spans}) == len(spans)
+    (turn,) = [span for span in spans if span["name"].startswith("invoke_agent")]
+    parents = {span["parent_id"] for span in spans if span is not turn}
+    assert (turn["parent_id"], parents) == (None, {turn["context"]["span_id"]})
+    assert SECRET not in json.dumps(spans)
 
 
 async def test_a_turn_ends_behind_its_start_whatever_the_clock_does(

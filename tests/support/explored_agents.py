@@ -7,21 +7,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
 from dex_agents import (
     OUTCOME_UNKNOWN_TOOL_RESULT,
     AgentMessage,
     AgentSessionFlow,
+    AgentSessionOptions,
     DeferredToolExecution,
     MessageRole,
     RequestedToolCall,
     RunModelOutcome,
     RunModelRequest,
+    TokenUsage,
     ToolCallsRequested,
     ToolEffect,
     ToolExecutionResult,
+    TracingOptions,
     TurnCompleted,
 )
 from dex_agents.testing import Ledger
+
+SPANS_FILE = "spans.jsonl"
+ONE_CALL = TokenUsage(3, 2, 1)
 
 
 class _Runner:
@@ -43,7 +52,7 @@ class _Runner:
             pay = RequestedToolCall(
                 "c2", "pay", {"for": text}, self.pay_effect, self.pay_needs_approval
             )
-            return ToolCallsRequested([look, pay], {})
+            return ToolCallsRequested([look, pay], {}, usage=ONE_CALL)
         unknown = [record for record in request.records if record.status == "outcome_unknown"]
         said = OUTCOME_UNKNOWN_TOOL_RESULT if unknown else ", ".join(outputs)
         return TurnCompleted(
@@ -52,6 +61,7 @@ class _Runner:
                 AgentMessage(MessageRole.ASSISTANT, {"text": said}, said),
             ],
             said,
+            ONE_CALL,
         )
 
     def question(self, text: str) -> str:
@@ -90,6 +100,16 @@ class _Forgets(_Runner):
 def sound(data_dir: Path) -> AgentSessionFlow:
     """Nothing is wrong with it."""
     return AgentSessionFlow(_Runner(data_dir), flow_type="Explored")
+
+
+def traced(data_dir: Path) -> AgentSessionFlow:
+    """The same, with its spans as a JSON text a line in a file."""
+    file = (data_dir / SPANS_FILE).open("a", buffering=1)
+    exporter = ConsoleSpanExporter(out=file, formatter=lambda span: f"{span.to_json(None)}\n")
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    options = AgentSessionOptions(tracing=TracingOptions(provider))
+    return AgentSessionFlow(_Runner(data_dir), flow_type="Explored", options=options)
 
 
 def pays_twice(data_dir: Path) -> AgentSessionFlow:
