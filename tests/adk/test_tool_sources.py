@@ -382,6 +382,30 @@ async def test_a_withdrawn_tool_is_replayed_and_refused(is_restarted: bool) -> N
     assert offered(world, 3) == ["own", "stay", "new"]
 
 
+@pytest.mark.parametrize("cached", [RuntimeError("no cache"), None, [None], 7])
+async def test_a_withdrawn_tool_is_replayed_without_the_source_s_cache(
+    cached: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Forgetful(ScriptedSource):
+        def cached_tools(self) -> Any:
+            if isinstance(cached, Exception):
+                raise cached
+            return cached
+
+    source = Forgetful(["look"])
+    world = World([[call("look", id="1")], text("done")])
+    driver = driver_of(world, source)
+    driver.execute = lambda _: source.tools.clear()
+    await driver.turn("go")
+    assert answers(world, 1) == [{"id": "1"}]
+    declared = [
+        [d for t in request["config"]["tools"] for d in t["function_declarations"]][-1]
+        for request in world.requests
+    ]
+    assert declared[0] == declared[1] and declared[0]["name"] == "look"
+    assert "the tool source shelf could not say which tools it has listed" in caplog.text
+
+
 async def test_a_listing_in_another_order_changes_nothing_recorded() -> None:
     source = ScriptedSource(["a", "b", "c"])
     world = World([[call("a", id="1"), call("c", id="2")], text("done")])

@@ -193,7 +193,16 @@ async def test_content_only_when_asked(stages: Stages) -> None:
     assert SECRET in str(tool.attributes["gen_ai.tool.call.arguments"])
     assert SECRET in str(tool.attributes["gen_ai.tool.call.result"])
     (turn,) = spans.named("invoke_agent")
-    assert "the answer" in str(turn.attributes["gen_ai.output.messages"])
+    assert json.loads(turn.attributes["gen_ai.input.messages"]) == [
+        {"role": "user", "parts": [{"type": "text", "content": "hello"}]}
+    ]
+    assert json.loads(turn.attributes["gen_ai.output.messages"]) == [
+        {
+            "role": "assistant",
+            "parts": [{"type": "text", "content": "the answer"}],
+            "finish_reason": "stop",
+        }
+    ]
 
 
 async def test_failures_and_attempts_show(stages: Stages) -> None:

@@ -192,14 +192,10 @@ class SourceTools:
         tools = {name: _offered(item) for name, item in listed.items()}
         for name, (source_name, description, schema) in called.items():
             if name not in tools:
-                known = self._cached(source_name, name) or SourceTool(name, description, schema)
+                cached = self.catalog.cached(source_name, name)
+                known = cached or SourceTool(name, description, schema)
                 tools[name] = OfferedTool(source_name, known, is_withdrawn=True)
         return Offer(self.toolset, tools)
-
-    def _cached(self, source_name: str, name: str) -> SourceTool | None:
-        source = self.catalog.by_name.get(source_name)
-        cached = source.cached_tools() if source is not None else ()
-        return next((tool for tool in cached if tool.name == name), None)
 
     def put_off(self, tool: OfferedTool, arguments: Mapping[str, Json]) -> DeferredCall:
         """How the call goes on in a Step.

@@ -126,8 +126,8 @@ def fail_turn(
     return end_turn(context, flow, header, state, before, messages, last)
 
 
-def _shown(role: str, text: str) -> Json:
-    return [{"role": role, "parts": [{"type": "text", "content": text}]}]
+def _shown(role: str, text: str, **fields: Json) -> Json:
+    return [{"role": role, "parts": [{"type": "text", "content": text}], **fields}]
 
 
 def end_turn(
@@ -175,7 +175,9 @@ def end_turn(
         },
         {
             "gen_ai.input.messages": _shown("user", state.user_message.get("text", "")),
-            "gen_ai.output.messages": _shown("assistant", last.final_text),
+            "gen_ai.output.messages": _shown(
+                "assistant", last.final_text, finish_reason="error" if last.error else "stop"
+            ),
         },
     )
     span.end("turn_failed" if last.error else "", last.error)

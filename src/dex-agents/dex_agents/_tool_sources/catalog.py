@@ -113,6 +113,24 @@ class ToolSourceCatalog:
                 found[tool.name] = ListedTool(source, tool)
         return found
 
+    def cached(self, source_name: str, tool_name: str) -> SourceTool | None:
+        """A tool as this process has listed it last; ``None`` if its source cannot tell."""
+        source = self.by_name.get(source_name)
+        if source is None:
+            return None
+        try:
+            tools = source.cached_tools()
+            found = next((tool for tool in tools if tool.name == tool_name), None)
+        except RUNNER_FAILURES as error:
+            _LOGGER.warning(
+                "the tool source %s could not say which tools it has listed (%s: %s)",
+                source_name,
+                type(error).__name__,
+                message_of(error, MAX_DETAIL_BYTES),
+            )
+            return None
+        return found if isinstance(found, SourceTool) else None
+
     async def _list(self, source: ToolSource) -> Sequence[SourceTool]:
         name = source.source_name
         # A task of its own: a client library that swallows a cancellation must not hold us up.
