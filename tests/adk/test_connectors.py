@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
 
 from adk.connector_agent import build_flow, flow_of
 from dex_agents import (
@@ -41,7 +40,7 @@ from dex_agents.testing import (
     step_shape,
 )
 from support.ledger_connector import CONNECTOR_ID, REFERENCE, Books, operations
-from support.serving import serve
+from support.serving import client_of, serve
 
 TURN_S = 90.0
 LONG = pytest.mark.long
@@ -118,13 +117,8 @@ async def place_of(
         if is_served:
             sessions = await stack.enter_async_context(serve(engine.address, flow, folder))
         else:
-            client = AsyncClient(
-                Registry([flow], allow_async_handlers=True),
-                open_blob_cache(BlobCacheConfig(str(folder / "client-cache"), 1 << 20)),
-                ClientOptions(server_address=engine.address, worker_target=WorkerTarget(pull=True)),
-            )
-            stack.push_async_callback(client.close)
-            sessions = AgentSessionClient(client, flow)
+            client = client_of(engine.address, flow, folder / "client-cache")
+            sessions = await stack.enter_async_context(client)
         yield Place(folder, engine, sessions)
 
 

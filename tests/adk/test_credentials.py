@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.auth.auth_credential import AuthCredential, AuthCredentialTypes
@@ -48,7 +47,7 @@ from support.credential_agent import (
     client_credentials_config,
 )
 from support.oauth_provider import API_KEY, CLIENT_SECRET, OAuthProvider
-from support.serving import serve
+from support.serving import client_of, serve
 from support.stored import holders_of
 
 TURN_S = 60.0
@@ -197,7 +196,7 @@ async def test_an_authorization_with_pkce_over_a_killed_worker(
             data_dir=folder,
             failpoints=("tool.before_call",),
         )
-        async with client_of(engine.address, flow, folder) as sessions:
+        async with client_of(engine.address, flow, folder / "client-cache") as sessions:
             with pytest.raises(InterruptError, match="'state' is a required property"):
                 await sessions.provide_credential("s", asked.interrupt_id, "my-secret")
             with pytest.raises(InterruptError, match=r"state: '.*' was expected"):
@@ -224,22 +223,6 @@ async def test_an_authorization_with_pkce_over_a_killed_worker(
         provider.tokens[0],
         AUTHORIZATION_SECRET.decode(),
     )
-
-
-@contextlib.asynccontextmanager
-async def client_of(
-    address: str, flow: AgentSessionFlow, folder: Path
-) -> AsyncIterator[AgentSessionClient]:
-    """A client in a process that serves nothing."""
-    client = AsyncClient(
-        Registry([flow], allow_async_handlers=True),
-        open_blob_cache(BlobCacheConfig(str(folder / "client-cache"), 1 << 20)),
-        ClientOptions(server_address=address, worker_target=WorkerTarget(pull=True)),
-    )
-    try:
-        yield AgentSessionClient(client, flow)
-    finally:
-        await client.close()
 
 
 @pytest.mark.parametrize("service", [None, InMemoryCredentialService()])

@@ -14,7 +14,7 @@ from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.adk.workflow import BaseNode, JoinNode, Workflow
 
 from dex_agents import AgentSessionClient, PendingInterrupt, ToolEffect, ToolPolicy
-from support.adk_oracle import call, run_plain, text
+from support.adk_oracle import call, run_plain, state_of, text
 from support.credential_agent import (
     AUTHORIZATION_SECRET,
     Vault,
@@ -179,11 +179,8 @@ async def test_credentials_beside_other_waits(
         exchange = next(item for item in provider.requests if item.path == "/token")
         assert (len(provider.tokens), provider.refused, provider.opened) == (1, [], 2)
     items = [message.framework_item for message in page.messages]
-    state: dict[str, Any] = {}
-    for item in items:
-        state.update(item["actions"]["state_delta"])
     check_same(
-        Seen(world.asked, history(items), state, world.executed, world.callbacks),
+        Seen(world.asked, history(items), state_of(items), world.executed, world.callbacks),
         Seen(
             plain_world.asked,
             history(plain.events),

@@ -18,7 +18,6 @@ from typing import Any
 
 import psutil
 import pytest
-from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
 
 from adk.mcp_agent import SERVER, asked_ledger, build_flow, configure, server_ledger
 from dex_agents import OUTCOME_UNKNOWN_TOOL_RESULT, AgentSessionClient
@@ -32,6 +31,7 @@ from dex_agents.testing import (
 )
 from support.polling import until
 from support.ports import free_port, wait_for_port
+from support.serving import client_of
 
 TURN_S = 90.0
 KINDS = ["source", "toolset"]
@@ -86,18 +86,15 @@ def _runs(pid: int) -> bool:
 async def place_of(folder: Path, **settings: Any) -> AsyncIterator[Place]:
     configure(folder, **settings)
     flow = build_flow(folder)
-    async with private_engine(folder / "engine.db") as engine:
-        client = AsyncClient(
-            Registry([flow], allow_async_handlers=True),
-            open_blob_cache(BlobCacheConfig(str(folder / "client-cache"), 1 << 20)),
-            ClientOptions(server_address=engine.address, worker_target=WorkerTarget(pull=True)),
-        )
-        place = Place(engine, folder, AgentSessionClient(client, flow))
+    async with (
+        private_engine(folder / "engine.db") as engine,
+        client_of(engine.address, flow, folder / "client-cache") as sessions,
+    ):
+        place = Place(engine, folder, sessions)
         try:
             yield place
         finally:
             await place.end()
-            await client.close()
 
 
 def script(*responses: list[tuple[str, str]]) -> str:

@@ -8,14 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from dex import (
-    AsyncClient,
-    BlobCacheConfig,
-    ClientOptions,
-    Registry,
-    WorkerTarget,
-    open_blob_cache,
-)
 
 from core.conftest import TURN_S, Stages
 from core.scripted_runner import Answer, Call, ScriptedRunner
@@ -30,6 +22,7 @@ from dex_agents import (
     SessionUnavailableError,
     TurnWaitTimeoutError,
 )
+from support.serving import client_of
 
 
 async def test_an_engine_that_is_away_is_named(offline: AgentSessionClient) -> None:
@@ -160,19 +153,10 @@ async def test_events_go_on_behind_a_token(stages: Stages) -> None:
 async def test_a_session_without_a_worker_waits_and_its_commands_say_so(stages: Stages) -> None:
     async with stages.play(["done"], flow_type="Comes") as stage:
         flow = AgentSessionFlow(ScriptedRunner([]), flow_type="Stays")
-        registry = Registry([flow], allow_async_handlers=True)
-        client = AsyncClient(
-            registry,
-            open_blob_cache(BlobCacheConfig(str(stages.folder / "alone"), 1 << 20)),
-            ClientOptions(
-                server_address=stage.engine.address, worker_target=WorkerTarget(pull=True)
-            ),
-        )
-        sessions = AgentSessionClient(client, flow)
-        await sessions.start_session("alone", "hi")
-        with pytest.raises(SessionUnavailableError, match="serves Flow type Stays"):
-            await sessions.get_agent_snapshot("alone")
-        await client.close()
+        async with client_of(stage.engine.address, flow, stages.folder / "alone") as sessions:
+            await sessions.start_session("alone", "hi")
+            with pytest.raises(SessionUnavailableError, match="serves Flow type Stays"):
+                await sessions.get_agent_snapshot("alone")
 
 
 @pytest.mark.parametrize(

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
-from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
 
 from core.crash_agent import build_flow, ledger
 from dex_agents import AgentSessionClient
-from dex_agents.testing import PrivateEngine, WorkerProcess, is_failpoint_reached, private_engine
+from dex_agents.testing import (
+    PrivateEngine,
+    WorkerProcess,
+    is_failpoint_reached,
+    private_engine,
+    session_client,
+)
 
 TURN_S = 60.0
 
 
-@contextlib.asynccontextmanager
-async def client_of(engine: PrivateEngine, folder: Path) -> AsyncIterator[AgentSessionClient]:
-    flow = build_flow(folder)
-    client = AsyncClient(
-        Registry([flow], allow_async_handlers=True),
-        open_blob_cache(BlobCacheConfig(str(folder / "client-cache"), 1 << 20)),
-        ClientOptions(server_address=engine.address, worker_target=WorkerTarget(pull=True)),
+def client_of(
+    engine: PrivateEngine, folder: Path
+) -> AbstractAsyncContextManager[AgentSessionClient]:
+    return session_client(
+        build_flow(folder), server_address=engine.address, cache_dir=folder / "client-cache"
     )
-    try:
-        yield AgentSessionClient(client, flow)
-    finally:
-        await client.close()
 
 
 async def start_worker(

@@ -10,12 +10,10 @@ import os
 import re
 from pathlib import Path
 
-from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
-
 from core.crash_agent import build_flow_of_folder
 from core.kill_matrix import COLUMNS, ROWS, Outcome, render, run_cell, start_worker
-from dex_agents import AgentSessionClient
 from dex_agents.testing import private_engine
+from support.serving import client_of
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "kill-matrix.md"
 _TABLE = re.compile(r"^\| A Worker is killed.*?(?=\n\n|\Z)", re.DOTALL | re.MULTILINE)
@@ -26,20 +24,16 @@ async def _column(
 ) -> dict[tuple[str, str], Outcome | None]:
     folder.mkdir()
     flow = build_flow_of_folder(folder)
-    client = AsyncClient(
-        Registry([flow], allow_async_handlers=True),
-        open_blob_cache(BlobCacheConfig(str(folder / "client-cache"), 1 << 20)),
-        ClientOptions(server_address=server_address, worker_target=WorkerTarget(pull=True)),
-    )
-    worker = await start_worker(server_address, folder, column)
-    try:
-        sessions = AgentSessionClient(client, flow)
-        # One after the other: a kill must hit no other cell.
-        return {(row.key, column): await run_cell(sessions, folder, row, column) for row in ROWS}
-    finally:
-        worker.kill()
-        await worker.wait()
-        await client.close()
+    async with client_of(server_address, flow, folder / "client-cache") as sessions:
+        worker = await start_worker(server_address, folder, column)
+        try:
+            # One after the other: a kill must hit no other cell.
+            return {
+                (row.key, column): await run_cell(sessions, folder, row, column) for row in ROWS
+            }
+        finally:
+            worker.kill()
+            await worker.wait()
 
 
 async def test_what_runs_how_often_is_as_the_guide_says(tmp_path: Path) -> None:

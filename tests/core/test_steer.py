@@ -32,6 +32,14 @@ def steered(request: RunModelRequest) -> list[str]:
     return [item["text"] for item in request.steering]
 
 
+async def held_at_its_first_answer(stage: Stage) -> Hold:
+    """The session ``s``, whose model call waits."""
+    hold = stage.runner.before_answer = Hold()
+    await stage.sessions.start_session("s", "hello")
+    await hold.reached()
+    return hold
+
+
 async def test_the_next_model_call_of_the_turn_reads_it(stages: Stages) -> None:
     hold = Hold()
     async with stages.play([[Call("hold")], "done", "more"], {"hold": hold}) as stage:
@@ -89,9 +97,7 @@ async def test_between_turns_it_opens_one(stages: Stages) -> None:
 async def test_what_no_model_call_has_read_opens_the_next_turn(stages: Stages, ending: str) -> None:
     first = AgentTurnError("broken") if ending == "failed" else "one"
     async with stages.play([first, "two"]) as stage:
-        hold = stage.runner.before_answer = Hold()
-        await stage.sessions.start_session("s", "hello")
-        await hold.reached()
+        hold = await held_at_its_first_answer(stage)
         await stage.sessions.steer_user_message("s", "late")
         stage.runner.before_answer = None
         if ending == "cancelled":
@@ -213,9 +219,7 @@ async def test_each_acts_once_wherever_the_turn_is(stages: Stages) -> None:
 async def test_more_than_may_wait_are_refused(stages: Stages) -> None:
     options = AgentSessionOptions(max_queued_messages=9)
     async with stages.play([str(n) for n in range(20)], options=options) as stage:
-        hold = stage.runner.before_answer = Hold()
-        await stage.sessions.start_session("s", "hello")
-        await hold.reached()
+        hold = await held_at_its_first_answer(stage)
         for number in range(8):
             await stage.sessions.steer_user_message("s", f"m{number}")
         with pytest.raises(InvalidInputError, match="8 messages that wait for the next model call"):
@@ -232,9 +236,7 @@ async def test_more_than_may_wait_are_refused(stages: Stages) -> None:
 async def test_of_many_at_once_no_more_than_may_wait_are_taken(stages: Stages) -> None:
     options = AgentSessionOptions(max_queued_messages=12)
     async with stages.play([str(n) for n in range(20)], options=options) as stage:
-        hold = stage.runner.before_answer = Hold()
-        await stage.sessions.start_session("s", "hello")
-        await hold.reached()
+        hold = await held_at_its_first_answer(stage)
 
         async def all_at_once(command: Any, letter: str) -> list[str]:
             sent = [command("s", f"{letter}{number}") for number in range(16)]
@@ -255,9 +257,7 @@ async def test_of_many_at_once_no_more_than_may_wait_are_taken(stages: Stages) -
 async def test_an_id_of_another_message_is_refused(stages: Stages) -> None:
     async with stages.play([str(n) for n in range(9)]) as stage:
         steer, send = stage.sessions.steer_user_message, stage.sessions.send_user_message
-        hold = stage.runner.before_answer = Hold()
-        await stage.sessions.start_session("s", "hello")
-        await hold.reached()
+        hold = await held_at_its_first_answer(stage)
 
         async def only_as_it_was(message_id: str, text: str) -> None:
             for command in (steer, send):

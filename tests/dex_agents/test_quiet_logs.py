@@ -9,11 +9,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
 
 from dex_agents._quiet_logs import LostEngineFilter, RepeatFilter
 from dex_agents.testing import Ledger, WorkerProcess, private_engine
-from support.kit_flow import build_flow
+from support.kit_flow import client_of
 
 LOGGER = logging.getLogger("test_quiet_logs")
 
@@ -102,15 +101,12 @@ def test_only_the_loss_of_the_engine_is_put_shortly(
 
 
 async def test_a_killed_engine_is_one_line_in_the_log_of_a_worker(tmp_path: Path) -> None:
-    async with private_engine(tmp_path / "engine.db") as engine:
+    async with (
+        private_engine(tmp_path / "engine.db") as engine,
+        client_of(engine, tmp_path) as (client, flow),
+    ):
         worker = await WorkerProcess.start(
             "support.kit_flow:build_flow", server_address=engine.address, data_dir=tmp_path
-        )
-        flow = build_flow(tmp_path)
-        client = AsyncClient(
-            Registry([flow], allow_async_handlers=True),
-            open_blob_cache(BlobCacheConfig(str(tmp_path / "cache"), 1 << 20)),
-            ClientOptions(server_address=engine.address, worker_target=WorkerTarget(pull=True)),
         )
         await client.start_flow(flow, "f", 600.0)
         ledger = Ledger(tmp_path / "ledger.jsonl")
@@ -120,7 +116,6 @@ async def test_a_killed_engine_is_one_line_in_the_log_of_a_worker(tmp_path: Path
             await engine.kill()
             while not worker.log.read_text().strip():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-        await client.close()
         worker.kill()
         await worker.wait()
         # The Flow itself prints an empty line.

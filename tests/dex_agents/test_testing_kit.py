@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import subprocess
@@ -12,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
 
 from dex_agents.testing import (
     Ledger,
@@ -25,7 +23,7 @@ from dex_agents.testing import (
     read_step_shape,
 )
 from dex_agents.testing._process import ChildProcess
-from support.kit_flow import AFTER_WORK, NOISE_ENV, KitFlow, build_flow
+from support.kit_flow import AFTER_WORK, NOISE_ENV, client_of
 
 BUILD = "support.kit_flow:build_flow"
 SHAPE = ["Begin", "Work", "Refuse", "Rescue"]
@@ -35,25 +33,6 @@ SHAPE = ["Begin", "Work", "Refuse", "Rescue"]
 async def engine(tmp_path: Path) -> AsyncIterator[PrivateEngine]:
     async with private_engine(tmp_path / "engine.db") as running:
         yield running
-
-
-@contextlib.asynccontextmanager
-async def client_of(
-    engine: PrivateEngine, folder: Path
-) -> AsyncIterator[tuple[AsyncClient, KitFlow]]:
-    flow = build_flow(folder)
-    cache = open_blob_cache(BlobCacheConfig(str(folder / "client-cache"), 1 << 20))
-    target = WorkerTarget(pull=True)
-    client = AsyncClient(
-        Registry([flow], allow_async_handlers=True),
-        cache,
-        ClientOptions(server_address=engine.address, worker_target=target),
-    )
-    try:
-        yield client, flow
-    finally:
-        await client.close()
-        cache.close()
 
 
 async def test_history_of_a_flow(engine: PrivateEngine, tmp_path: Path) -> None:

@@ -14,13 +14,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
 
 from dex_agents import agent_worker_options, run_agent_workers
 from dex_agents._worker import _Place, _Supervisor, run_with_uvloop
 from dex_agents._worker_main import build_flows
 from dex_agents.testing import Ledger, PrivateEngine, private_engine
-from support.kit_flow import KitFlow, build_flow
+from support.kit_flow import KitFlow, client_of
 
 MAIN = """
 import sys
@@ -83,24 +82,6 @@ def program(
         if process.poll() is None:
             process.terminate()
         process.wait(60)
-
-
-@contextlib.asynccontextmanager
-async def client_of(
-    engine: PrivateEngine, folder: Path
-) -> AsyncIterator[tuple[AsyncClient, KitFlow]]:
-    flow = build_flow(folder)
-    cache = open_blob_cache(BlobCacheConfig(str(folder / "client-cache"), 1 << 20))
-    client = AsyncClient(
-        Registry([flow], allow_async_handlers=True),
-        cache,
-        ClientOptions(server_address=engine.address, worker_target=WorkerTarget(pull=True)),
-    )
-    try:
-        yield client, flow
-    finally:
-        await client.close()
-        cache.close()
 
 
 def is_running(pid: int) -> bool:

@@ -15,7 +15,7 @@ from dex_agents.testing import Ledger, PlayedSession
 from dex_agents_google_adk._adk_compat import INPUT_CALL
 from differential.plans import Plan, plan_of
 from differential.worlds import Observed, PlainWorld
-from support.adk_oracle import PlainResult, run_plain
+from support.adk_oracle import PlainResult, run_plain, state_of
 from support.tree_oracle import Seen, check_same
 from support.waiting_trees import QUESTION_NODE
 
@@ -67,16 +67,13 @@ async def judge(
         plain = again
     seen = Observed.of(Ledger(file).entries())
     _check_bounds(seen, plan, was_killed)
-    state: dict[str, Json] = {}
-    for item in history:
-        state.update(item["actions"]["state_delta"])
     executed: list[tuple[str, Json]] = [
         (tool, json.loads(arguments))
         for tool, arguments, key in seen.executed
         if _call_id(key) not in replaced
     ]
     check_same(
-        Seen(seen.asked, history, state, executed, seen.callbacks),
+        Seen(seen.asked, history, state_of(history), executed, seen.callbacks),
         Seen(
             plain.world.asked,
             [_unmarked(event) for event in plain.result.events if not _is_question(event)],

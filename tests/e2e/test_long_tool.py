@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
-from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
 from google.adk.agents import LlmAgent
 
-from dex_agents import AgentSessionClient, AgentSessionFlow, ToolEffect, ToolPolicy
+from dex_agents import AgentSessionFlow, ToolEffect, ToolPolicy
 from dex_agents.testing import Ledger, WorkerProcess, private_engine, read_step_history
 from dex_agents_google_adk import adk_agent_session_flow
 from dex_agents_google_adk.testing import ScriptedModel, tool_call
+from support.serving import client_of
 
 BLOCKS_S = 90.0
 
@@ -40,17 +40,13 @@ def build_flow(data_dir: Path) -> AgentSessionFlow:
 
 @pytest.mark.long
 async def test_a_tool_that_blocks_for_90_s_finishes_in_one_attempt(tmp_path: Path) -> None:
-    async with private_engine(tmp_path / "engine.db") as engine:
+    async with (
+        private_engine(tmp_path / "engine.db") as engine,
+        client_of(engine.address, build_flow(tmp_path), tmp_path / "client-cache") as sessions,
+    ):
         worker = await WorkerProcess.start(
             "e2e.test_long_tool:build_flow", server_address=engine.address, data_dir=tmp_path
         )
-        flow = build_flow(tmp_path)
-        client = AsyncClient(
-            Registry([flow], allow_async_handlers=True),
-            open_blob_cache(BlobCacheConfig(str(tmp_path / "client-cache"), 1 << 20)),
-            ClientOptions(server_address=engine.address, worker_target=WorkerTarget(pull=True)),
-        )
-        sessions = AgentSessionClient(client, flow)
         await sessions.start_session("s", "export it")
         snapshot = await sessions.wait_for_turn("s", 1, timeout_s=BLOCKS_S + 30)
         assert snapshot.last_turn is not None
@@ -60,5 +56,4 @@ async def test_a_tool_that_blocks_for_90_s_finishes_in_one_attempt(tmp_path: Pat
         (tool,) = [row for row in rows if row.step_type == "CallSingleAttemptTool"]
         assert (tool.attempts, tool.outcome) == (1, "completed")
         assert tool.duration_s >= BLOCKS_S
-        await client.close()
         await worker.stop()

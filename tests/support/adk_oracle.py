@@ -11,7 +11,7 @@ import asyncio
 import copy
 import json
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -348,10 +348,15 @@ class Driver:
     @property
     def state(self) -> dict[str, Json]:
         """Session state as the stored events make it."""
-        state: dict[str, Json] = {}
-        for message in self.history:
-            state.update(message.framework_item["actions"]["state_delta"])
-        return state
+        return state_of(message.framework_item for message in self.history)
+
+
+def state_of(items: Iterable[Json]) -> dict[str, Json]:
+    """Session state as stored events make it."""
+    state: dict[str, Json] = {}
+    for item in items:
+        state.update(item["actions"]["state_delta"])
+    return state
 
 
 def failed(item: RequestedToolCall, error: str, *, not_run: bool = False) -> ToolCallRecord:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from google.adk.agents.base_agent import BaseAgent, BaseAgentState
@@ -33,6 +34,13 @@ class Place(BaseAgentState):
     index: int = 0
     round: int = 0
     chosen: str = ""
+
+
+@dataclass
+class Pause:
+    """Whether a sub-agent waits, so that the agent around it stops as well."""
+
+    is_asked: bool = False
 
 
 class OwnLoop(BaseAgent):
@@ -62,6 +70,22 @@ class OwnLoop(BaseAgent):
             ctx.set_agent_state(self.name, agent_state=place, end_of_agent=place is None)
             yield self._create_agent_state_event(ctx)
 
+    async def in_order(
+        self, ctx: InvocationContext, place: Place, pause: Pause, *, is_resumed: bool
+    ) -> Events:
+        """Run the sub-agents from a place on, until one of them waits."""
+        for index in range(place.index, len(self.sub_agents)):
+            if not is_resumed:
+                async for event in self.mark(ctx, Place(index=index, round=place.round)):
+                    yield event
+            is_resumed = False
+            async with aclosing(self.sub_agents[index].run_async(ctx)) as events:
+                async for event in events:
+                    yield event
+                    pause.is_asked = pause.is_asked or ctx.should_pause_invocation(event)
+            if pause.is_asked:
+                return
+
 
 class Stamp(OwnLoop):
     """Says how often it has run, and counts it in the state."""
@@ -88,18 +112,13 @@ class InOrder(OwnLoop):
         place = self._load_agent_state(ctx, Place)
         if place is None:
             yield self.own(ctx, f"{self.name} begins", state={f"{self.name}_begun": True})
-        for index in range(place.index if place else 0, len(self.sub_agents)):
-            if place is None:
-                async for event in self.mark(ctx, Place(index=index)):
-                    yield event
-            place = None
-            paused = False
-            async with aclosing(self.sub_agents[index].run_async(ctx)) as events:
-                async for event in events:
-                    yield event
-                    paused = paused or ctx.should_pause_invocation(event)
-            if paused:
-                return
+        pause, is_resumed = Pause(), place is not None
+        running = self.in_order(ctx, place or Place(), pause, is_resumed=is_resumed)
+        async with aclosing(running) as events:
+            async for event in events:
+                yield event
+        if pause.is_asked:
+            return
         yield self.own(ctx, f"{self.name} ends")
         async for event in self.mark(ctx, None):
             yield event
@@ -143,19 +162,14 @@ class Rounds(OwnLoop):
         is_resumed = place is not None
         place = place or Place()
         while is_resumed or ctx.session.state.get(self.key) != self.value:
-            for index in range(place.index, len(self.sub_agents)):
-                if not is_resumed:
-                    place = Place(index=index, round=place.round)
-                    async for event in self.mark(ctx, place):
-                        yield event
-                is_resumed = False
-                paused = False
-                async with aclosing(self.sub_agents[index].run_async(ctx)) as events:
-                    async for event in events:
-                        yield event
-                        paused = paused or ctx.should_pause_invocation(event)
-                if paused:
-                    return
+            pause = Pause()
+            running = self.in_order(ctx, place, pause, is_resumed=is_resumed)
+            async with aclosing(running) as events:
+                async for event in events:
+                    yield event
+            if pause.is_asked:
+                return
+            is_resumed = False
             place = Place(round=place.round + 1)
             if self.resets:
                 ctx.reset_sub_agent_states(self.name)

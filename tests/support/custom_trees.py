@@ -52,6 +52,12 @@ class CustomTree:
 A: Sequence[Any] = [[call("ask_a", x="1"), call("read_a", x="2")], text("a done")]
 B: Sequence[Any] = [[call("job_b", x="1")], [call("ask_b", x="2")], text("b done")]
 C: Sequence[Any] = [[call("confirm_c", x="1")], text("c done")]
+A_TWICE: Sequence[Any] = [
+    [call("ask_a", x="1")],
+    text("a 1"),
+    [call("ask_a", x="2")],
+    text("a 2"),
+]
 
 
 def llms(world: TreeWorld, *names: str) -> list[Any]:
@@ -140,7 +146,7 @@ TREES: dict[str, CustomTree] = {
     "rounds": CustomTree(
         lambda w: described(Rounds, "root", *llms(w, "a", "b"), key="ask_a_state", value="2!"),
         {
-            "a": [[call("ask_a", x="1")], text("a 1"), [call("ask_a", x="2")], text("a 2")],
+            "a": A_TWICE,
             "b": [[call("job_b", x="1")], text("b 1"), [call("confirm_b", x="2")], text("b 2")],
         },
         messages=("go",),
@@ -153,7 +159,7 @@ TREES: dict[str, CustomTree] = {
             described(LoopAgent, "theirs", make_llm(w, "b"), max_iterations=2),
         ),
         {
-            "a": [[call("ask_a", x="1")], text("a 1"), [call("ask_a", x="2")], text("a 2")],
+            "a": A_TWICE,
             "b": B,
         },
         messages=("go",),
@@ -169,7 +175,7 @@ TREES: dict[str, CustomTree] = {
             value="2!",
         ),
         {
-            "a": [[call("ask_a", x="1")], text("a 1"), [call("ask_a", x="2")], text("a 2")],
+            "a": A_TWICE,
             "b": [[call("job_b", x="1")], text("b 1"), text("b 2")],
         },
         messages=("go",),
@@ -191,7 +197,7 @@ TREES: dict[str, CustomTree] = {
             resets=False,
         ),
         {
-            "a": [[call("ask_a", x="1")], text("a 1"), [call("ask_a", x="2")], text("a 2")],
+            "a": A_TWICE,
             "b": [[call("job_b", x="1")], text("b 1"), [call("job_b", x="2")], text("b 2")],
             "c": C,
         },
@@ -206,7 +212,7 @@ TREES: dict[str, CustomTree] = {
             Judge(name="judge", key="ask_a_state", value="2!"),
             max_iterations=5,
         ),
-        {"a": [[call("ask_a", x="1")], text("a 1"), [call("ask_a", x="2")], text("a 2")]},
+        {"a": A_TWICE},
         messages=("go",),
     ),
     "wrapper": CustomTree(lambda w: described(Wrapper, "root", make_llm(w, "a")), {"a": A}),
@@ -238,7 +244,7 @@ TREES: dict[str, CustomTree] = {
             described(Router, "pick", *llms(w, "b", "c"), key="none"),
         ),
         {
-            "a": [[call("ask_a", x="1")], text("a 1"), [call("ask_a", x="2")], text("a 2")],
+            "a": A_TWICE,
             "b": B,
             "c": C,
         },

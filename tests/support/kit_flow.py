@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
 from dex import (
+    AsyncClient,
     AsyncContext,
+    BlobCacheConfig,
+    ClientOptions,
     Flow,
+    Registry,
     RetryPolicy,
     Step,
     StepDecision,
@@ -18,13 +24,15 @@ from dex import (
     StepOptions,
     Timer,
     Wait,
+    WorkerTarget,
     go_to,
     go_to_many,
     graceful_complete,
+    open_blob_cache,
 )
 
 from dex_agents import _failpoints
-from dex_agents.testing import Ledger
+from dex_agents.testing import Ledger, PrivateEngine
 
 AFTER_WORK = "kit.after_work"
 NOISE_ENV = "KIT_NOISE_BYTES"
@@ -105,3 +113,22 @@ def build_flows() -> list[KitFlow]:
 def die() -> KitFlow:
     """A function that fails."""
     raise LookupError("nothing to serve here")
+
+
+@contextlib.asynccontextmanager
+async def client_of(
+    engine: PrivateEngine, folder: Path
+) -> AsyncIterator[tuple[AsyncClient, KitFlow]]:
+    """A client of the Flow that other processes serve."""
+    flow = build_flow(folder)
+    cache = open_blob_cache(BlobCacheConfig(str(folder / "client-cache"), 1 << 20))
+    client = AsyncClient(
+        Registry([flow], allow_async_handlers=True),
+        cache,
+        ClientOptions(server_address=engine.address, worker_target=WorkerTarget(pull=True)),
+    )
+    try:
+        yield client, flow
+    finally:
+        await client.close()
+        cache.close()

@@ -12,16 +12,14 @@ from google.adk.workflow import JoinNode, Workflow
 
 from support.adk_oracle import call, text
 from support.custom_agents import described
-from support.custom_trees import CustomTree, llms
+from support.custom_trees import A, C, CustomTree, llms
 from support.random_trees import make_llm
 from support.tree_cases import move
 from support.tree_oracle import TreeWorld
 
 ANSWER = "blue"
 QUESTION_NODE = "colour"
-A = [[call("ask_a", x="1"), call("read_a", x="2")], text("a done")]
 B = [[call("job_b", x="1")], text("b done")]
-C = [[call("confirm_c", x="1")], text("c done")]
 D = [[call("read_d", x="1")], text("d done")]
 
 

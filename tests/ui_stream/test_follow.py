@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 from ag_ui.core import ResumeEntry
-from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
 
 from core.conftest import Stage, Stages
 from core.scripted_runner import Answer, Call, Tool
 from dex_agents import (
-    AgentSessionClient,
     AgentSessionFlow,
     AgentTurnError,
     DeferredToolExecution,
@@ -34,6 +32,7 @@ from dex_agents.ui_stream import (
 )
 from dex_agents.ui_stream.ag_ui import AgUiEncoder, answer_resume
 from support.ai_sdk import read_streams
+from support.serving import client_of
 from ui_stream.streaming_agent import build_flow
 
 TURN_S = 40.0
@@ -292,13 +291,10 @@ async def test_a_pause_that_never_was_is_told(stages: Stages) -> None:
 @pytest.mark.parametrize("engine_dies_too", [False, True])
 async def test_a_worker_that_dies_while_it_streams(engine_dies_too: bool, tmp_path: Path) -> None:
     flow = build_flow(tmp_path)
-    async with private_engine(tmp_path / "engine.db") as engine:
-        client = AsyncClient(
-            Registry([flow], allow_async_handlers=True),
-            open_blob_cache(BlobCacheConfig(str(tmp_path / "client-cache"), 1 << 20)),
-            ClientOptions(server_address=engine.address, worker_target=WorkerTarget(pull=True)),
-        )
-        sessions = AgentSessionClient(client, flow)
+    async with (
+        private_engine(tmp_path / "engine.db") as engine,
+        client_of(engine.address, flow, tmp_path / "client-cache") as sessions,
+    ):
 
         async def start_worker() -> WorkerProcess:
             return await WorkerProcess.start(
@@ -328,5 +324,4 @@ async def test_a_worker_that_dies_while_it_streams(engine_dies_too: bool, tmp_pa
         if not engine_dies_too:  # an engine may lose the newest events, which are only hints
             assert before.parts("data-replaced")[0]["data"] == {"step": 0}
         assert now.errors == before.errors == []
-        await client.close()
         assert await worker.stop() == 0

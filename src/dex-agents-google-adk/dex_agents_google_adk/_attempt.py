@@ -390,18 +390,17 @@ class Attempt:
             inline: Those of them that run a sub-agent.
             tasks_first: Whether ADK runs the tasks before the other calls.
         """
-        names = {call.name or "" for call in event.get_function_calls()}
+        calls = [(call.id or "", call.name or "") for call in event.get_function_calls()]
+        names = {name for _, name in calls}
         response = OpenResponse(
             event_id=event.id,
             agent_name=event.author,
             branch=event.branch,
-            calls=[(call.id or "", call.name or "") for call in event.get_function_calls()],
+            calls=calls,
             mixed=bool(names & deferrable) and bool(names & control),
-            tasks=frozenset(
-                call.id or "" for call in event.get_function_calls() if call.name in tasks
-            ),
+            tasks=frozenset(call_id for call_id, name in calls if name in tasks),
             tasks_first=tasks_first,
-            inline={call.id or "" for call in event.get_function_calls() if call.name in inline},
+            inline={call_id for call_id, name in calls if name in inline},
             node_path=event.node_info.path,
         )
         self._open[event.author, event.branch] = response

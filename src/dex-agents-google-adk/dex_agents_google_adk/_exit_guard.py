@@ -1,8 +1,8 @@
 """A ``SystemExit`` of a model, callback, plugin or tool ends its turn or call, not the Worker process.
 
-ADK runs them in tasks of its own, and tools make some. There asyncio lets a ``SystemExit`` end the whole loop, and with
-it every session of the process, before anybody can catch it. So the tasks of an attempt, and they
-alone, run a coroutine that turns it into a failure of the attempt.
+ADK runs them in tasks of its own, and tools make some. There asyncio lets a ``SystemExit`` end the
+whole loop, and with it every session of the process, before anybody can catch it. So the tasks of an
+attempt, and they alone, run a coroutine that turns it into a failure of the attempt.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from google.adk.workflow._base_node import BaseNode, _walk_static_nodes
 from dex_agents._errors import AgentTurnError
 from dex_agents_google_adk._node_path import parse_node_path
 
-_LOOPS_OF_ADK = (LlmAgent, SequentialAgent, LoopAgent, ParallelAgent)
+COMPOSITES = (SequentialAgent, LoopAgent, ParallelAgent)
+"""ADK's own agents that run their sub-agents."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,13 @@ class AgentTree:
         return frozenset(n.name for n in self.nodes() if getattr(n, "mode", None) == "task")
 
     @cached_property
-    def own_loop_names(self) -> Collection[str]:
-        """Names of agents whose class has a run loop that is not ADK's."""
-        return sorted(
-            node.name
+    def own_loop_agents(self) -> Sequence[BaseAgent]:
+        """Agents whose class has a run loop that is not ADK's."""
+        return [
+            node
             for node in self.nodes()
-            if isinstance(node, BaseAgent) and not isinstance(node, _LOOPS_OF_ADK)
-        )
+            if isinstance(node, BaseAgent) and not isinstance(node, (LlmAgent, *COMPOSITES))
+        ]
 
     @cached_property
     def parallel_agents(self) -> Sequence[ParallelAgent]:

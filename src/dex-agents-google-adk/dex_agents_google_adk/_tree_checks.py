@@ -7,9 +7,7 @@ from typing import Any
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.llm_agent import LlmAgent
-from google.adk.agents.loop_agent import LoopAgent
 from google.adk.agents.parallel_agent import ParallelAgent
-from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.code_executors.built_in_code_executor import BuiltInCodeExecutor
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.base_tool import BaseTool
@@ -24,10 +22,9 @@ from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS, INPUT_CALL, is_generator_tool
 from dex_agents_google_adk._effects import CONTROL_TOOL_NAMES
 from dex_agents_google_adk._pauses import YIELD_TOOL_NAME
-from dex_agents_google_adk._tree import AgentTree
+from dex_agents_google_adk._tree import COMPOSITES, AgentTree
 
 _RESERVED_TOOL_NAMES = FRAMEWORK_CALLS | {YIELD_TOOL_NAME}
-_COMPOSITES = (SequentialAgent, LoopAgent, ParallelAgent)
 _INLINE_MODES = ("single_turn", "task")
 _LOADS_STATE = "_load_agent_state"
 
@@ -101,8 +98,8 @@ def _check_agents(tree: AgentTree, resumable_agents: Collection[str]) -> None:
     for node in tree.nodes():
         if isinstance(node, LlmAgent):
             _check_llm_agent(node, tree.root)
-        elif isinstance(node, BaseAgent) and not isinstance(node, _COMPOSITES):
-            _check_custom_agent(node, resumable_agents)
+    for agent in tree.own_loop_agents:
+        _check_custom_agent(agent, resumable_agents)
 
 
 def _check_llm_agent(agent: LlmAgent, root: BaseNode) -> None:
@@ -206,7 +203,7 @@ def _check_workflow(workflow: Workflow, *, is_root: bool = True) -> None:
                     f"loses its place between the nodes that run beside or around it; make it the "
                     f"only first node of the root, or make the sub-agents nodes."
                 )
-        elif isinstance(node, _COMPOSITES) or (
+        elif isinstance(node, COMPOSITES) or (
             isinstance(node, BaseAgent)
             and any(getattr(sub, "mode", None) not in _INLINE_MODES for sub in node.sub_agents)
         ):

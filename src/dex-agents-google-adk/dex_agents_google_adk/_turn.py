@@ -200,11 +200,13 @@ class _TurnAttempt:
             raise known from (known.__cause__ if _is_in_chain(known, error) else error)
         return self._outcome()
 
+    @property
+    def _turn_events(self) -> list[Event]:
+        return self._session.events[self._attempt.turn_starts_at :]
+
     def _not_begun(self) -> ContinueTurn:
         """The summary was this attempt's model call; the turn itself begins in the next one."""
-        items = tuple(
-            self._items[e.id] for e in self._session.events[self._attempt.turn_starts_at :]
-        )
+        items = tuple(self._items[event.id] for event in self._turn_events)
         return ContinueTurn(run_state=RunState("", items, is_begun=False).to_json())
 
     def _make_runner(self) -> AttemptRunner:
@@ -278,7 +280,7 @@ class _TurnAttempt:
     def _outcome(self) -> RunModelOutcome:
         attempt = self._attempt
         if missing := attempt.unreached():
-            own = self._setup.tree.own_loop_names
+            own = sorted(agent.name for agent in self._setup.tree.own_loop_agents)
             advice = (
                 f". An agent with a run loop of its own (here {', '.join(map(repr, own))}) must go on "
                 "after a pause with the sub-agent that waits, and with nothing before that"
@@ -290,7 +292,7 @@ class _TurnAttempt:
         check_tasks(attempt)
         self._end_branches()
         usage, metadata = attempt.usage(), attempt.metadata()
-        turn = self._session.events[self._attempt.turn_starts_at :]
+        turn = self._turn_events
         pauses = attempt.pauses
         waiting = attempt.open_responses() if pauses else []
         paused = tuple(paused_event(attempt, response, turn) for response in waiting)
@@ -411,8 +413,9 @@ class _TurnAttempt:
 
     def _users_event(self) -> Event | None:
         """The turn's message, behind a summary that the turn may have begun with."""
-        turn = self._session.events[self._attempt.turn_starts_at :]
-        first = next((event for event in turn if event.actions.compaction is None), None)
+        first = next(
+            (event for event in self._turn_events if event.actions.compaction is None), None
+        )
         return first if first is not None and is_users(first) else None
 
 

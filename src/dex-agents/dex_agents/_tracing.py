@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dex_agents._contract import Json, ModelCallMetadata, TokenUsage
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.trace import Span, TracerProvider
 
 _LOGGER = logging.getLogger("dex_agents")
@@ -269,41 +270,35 @@ class SessionTracer:
     ) -> OpenSpan:
         if self._tracer is None:
             return OpenSpan(None, False)
+        from opentelemetry import trace
+
         span = None
-        with _harmless():
-            span = self._start_span(name, place, span_id, attributes, kind, started_ms)
+        token = _next_ids.set((place.trace_id, span_id))
+        try:
+            with _harmless():
+                span = self._tracer.start_span(
+                    name,
+                    context=self._parent_of(span_id, place),
+                    kind=trace.SpanKind[kind],
+                    attributes={**place.attributes(), **attributes},
+                    start_time=min(started_ms * 1_000_000, time.time_ns()) if started_ms else None,
+                )
+        finally:
+            _next_ids.reset(token)
         return OpenSpan(span, self._content)
 
-    def _start_span(
-        self,
-        name: str,
-        place: SpanPlace,
-        span_id: int,
-        attributes: Mapping[str, Any],
-        kind: str,
-        started_ms: int | None,
-    ) -> Any:
+    def _parent_of(self, span_id: int, place: SpanPlace) -> Context:
+        """The span of the turn; nothing for that one itself."""
         from opentelemetry import trace
         from opentelemetry.context import Context
 
-        parent = Context()
-        if span_id != place.turn_span_id:
-            flags = trace.TraceFlags(
-                trace.TraceFlags.SAMPLED if self._is_sampled(place) else trace.TraceFlags.DEFAULT
-            )
-            above = trace.SpanContext(place.trace_id, place.turn_span_id, True, flags)
-            parent = trace.set_span_in_context(trace.NonRecordingSpan(above), parent)
-        token = _next_ids.set((place.trace_id, span_id))
-        try:
-            return self._tracer.start_span(
-                name,
-                context=parent,
-                kind=trace.SpanKind[kind],
-                attributes={**place.attributes(), **attributes},
-                start_time=min(started_ms * 1_000_000, time.time_ns()) if started_ms else None,
-            )
-        finally:
-            _next_ids.reset(token)
+        if span_id == place.turn_span_id:
+            return Context()
+        flags = trace.TraceFlags(
+            trace.TraceFlags.SAMPLED if self._is_sampled(place) else trace.TraceFlags.DEFAULT
+        )
+        above = trace.SpanContext(place.trace_id, place.turn_span_id, True, flags)
+        return trace.set_span_in_context(trace.NonRecordingSpan(above), Context())
 
     def _is_sampled(self, place: SpanPlace) -> bool:
         if self._sampler is None:

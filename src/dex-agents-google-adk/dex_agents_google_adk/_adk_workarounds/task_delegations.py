@@ -42,9 +42,9 @@ def _finding(find: Any) -> Any:
 def _dispatching(dispatch: Any) -> Any:
     async def dispatching(parent_agent: Any, fc: Any, ctx: Any) -> Any:
         attempt = current_attempt()
-        if attempt is not None and attempt.is_early(parent_agent.name, fc.id):
-            raise NodeInterruptedError
         if attempt is not None:
+            if attempt.is_early(parent_agent.name, fc.id):
+                raise NodeInterruptedError
             attempt.hands_on(fc.id)
         return await dispatch(parent_agent, fc, ctx)
 

@@ -268,8 +268,7 @@ class AgentSessionFlow(Flow[bytes]):
         taken = interrupts.has_taken(context, interrupt_id, given)
         if taken is not None:
             return RPCResult(encode({} if taken else {"refused": "id_reused"}))
-        stored = resources.interrupts.get(context, interrupt_id)
-        interrupt = StoredInterrupt.from_json(decode(stored)) if stored else None
+        interrupt = interrupts.find(context, interrupt_id)
         if interrupt is None or _is_ending(context, interrupt) or not _is_open(context, interrupt):
             why = interrupts.why_gone(context, interrupt_id)
             return RPCResult(encode({"refused": "not_pending", "why": why}))

@@ -29,10 +29,16 @@ def store(context: AsyncContext, interrupt_id: str, interrupt: bytes) -> None:
     resources.asked.set(context, interrupt_id, encode(None))
 
 
+def find(context: AsyncContext | Context, interrupt_id: str) -> StoredInterrupt | None:
+    """What is stored of an interrupt that is open."""
+    stored = resources.interrupts.get(context, interrupt_id)
+    return StoredInterrupt.from_json(decode(stored)) if stored else None
+
+
 def take_in(context: AsyncContext, interrupt_id: str) -> dict[str, Json] | None:
     """End a wait: its answer, or ``None`` if its deadline has passed first."""
-    stored = resources.interrupts.get(context, interrupt_id)
-    answer = StoredInterrupt.from_json(decode(stored)).answer if stored else None
+    interrupt = find(context, interrupt_id)
+    answer = interrupt.answer if interrupt is not None else None
     resources.interrupts.delete(context, interrupt_id)
     if answer is None:
         resources.asked.set(context, interrupt_id, encode(_EXPIRED))

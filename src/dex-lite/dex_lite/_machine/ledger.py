@@ -165,18 +165,22 @@ class Ledger:
     def _timer_fired(
         self, before: RunState, step: StepExecution, fact: TimerFired
     ) -> Iterator[str]:
-        if not 0 <= fact.index < len(step.timers) or step.phase != "waiting":
-            yield f"timer {fact.index} fires, and nothing waits for it"
-        elif step.timers[fact.index].is_fired:
-            yield f"timer {fact.index} fires twice"
+        fired = [timer.is_fired for timer in step.timers]
+        yield from self._comes_once(step, f"timer {fact.index} fires", fact.index, fired)
 
     def _sub_flow_ended(
         self, before: RunState, step: StepExecution, fact: SubFlowEnded
     ) -> Iterator[str]:
-        if not 0 <= fact.index < len(step.sub_flow_ends) or step.phase != "waiting":
-            yield f"SubFlow {fact.index} ends, and nothing waits for it"
-        elif step.sub_flow_ends[fact.index] is not None:
-            yield f"SubFlow {fact.index} ends twice"
+        ended = [end is not None for end in step.sub_flow_ends]
+        yield from self._comes_once(step, f"SubFlow {fact.index} ends", fact.index, ended)
+
+    def _comes_once(
+        self, step: StepExecution, what: str, index: int, came: list[bool]
+    ) -> Iterator[str]:
+        if not 0 <= index < len(came) or step.phase != "waiting":
+            yield f"{what}, and nothing waits for it"
+        elif came[index]:
+            yield f"{what} twice"
 
     def _won(self, before: RunState, step: StepExecution, fact: WaitWon) -> Iterator[str]:
         if step.phase != "waiting":
