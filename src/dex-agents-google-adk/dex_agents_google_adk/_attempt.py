@@ -4,29 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from google.adk.agents.invocation_context import InvocationContext, LlmCallsLimitExceededError
+from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
-from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
-from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import PrivateAttr
 
-from dex_agents._contract import (
-    Json,
-    ModelCallMetadata,
-    TokenUsage,
-    ToolCallRecord,
-)
+from dex_agents._contract import Json, ToolCallRecord
 from dex_agents._errors import AgentTurnError
-from dex_agents_google_adk._branches import are_related, branch_below, is_within
+from dex_agents_google_adk._branches import branch_below, is_within
 from dex_agents_google_adk._faults import Faults
 from dex_agents_google_adk._held_answers import HeldAnswers
 from dex_agents_google_adk._kept_answers import KeptAnswers
+from dex_agents_google_adk._model_calls import ModelCalls
 from dex_agents_google_adk._open_response import AgentKey, OpenResponse
 from dex_agents_google_adk._run_state import (
     CallKind,
@@ -44,15 +37,6 @@ class _Replay:
     call: PausedCall
     record: ToolCallRecord | None
     taken: bool = False
-
-
-@dataclass
-class _ModelCall:
-    answered: bool = False
-    request: LlmRequest | None = None
-    usage: TokenUsage = field(default_factory=lambda: TokenUsage(model_calls=1))
-    response_model: str | None = None
-    finish_reason: str | None = None
 
 
 class Attempt:
@@ -108,6 +92,7 @@ class Attempt:
         self.called_source_tools: dict[str, Json] = dict(called_source_tools or {})
         self.held = HeldAnswers(held)
         self.faults = Faults(faults)
+        self.model_calls = ModelCalls(so_far=model_calls_so_far, maximum=maximum_model_calls)
         self.inputs: list[PausedInput] = []
         self.node_inputs: dict[str, Json] = dict(node_inputs or {})
         self.descendants: Mapping[str, Collection[str]] = descendants or {}
@@ -125,18 +110,11 @@ class Attempt:
         self._yielding: set[AgentKey] = set()
         self._ending: dict[AgentKey, Sequence[str]] = {}
         self.responses: list[OpenResponse] = []
-        self.summary_permit_asked = False
         self.model_errors: list[BaseException] = []
         self.callback_errors: list[BaseException] = []
         self._open: dict[AgentKey, OpenResponse] = {}
         self._replays: dict[tuple[str, str | None, str], _Replay] = {}
         self._settled_contexts: dict[int, ToolContext] = {}
-        self._requests: dict[AgentKey, LlmRequest] = {}
-        self._model_calls: list[_ModelCall] = []
-        self._current_model_call: dict[AgentKey, _ModelCall] = {}
-        self._branches_with_model_call: set[str | None] = set()
-        self._model_calls_so_far = model_calls_so_far
-        self._maximum_model_calls = maximum_model_calls
         remaining = list(records)
         for event in paused:
             response = OpenResponse(
@@ -227,8 +205,7 @@ class Attempt:
             keys -= {k for k in keys if is_given_up(k[1])}
         for started in [k for k in self.started if is_given_up(k[1])]:
             self.agent_ends(started)
-        for key_of_call, call in self._current_model_call.items():
-            call.answered |= is_given_up(key_of_call[1])
+        self.model_calls.give_up(is_given_up)
         for (_, branch, _), replay in self._replays.items():
             replay.taken |= is_given_up(branch)
         self.held.give_up(is_given_up)
@@ -253,31 +230,10 @@ class Attempt:
             self.started[key] = whole
         return whole
 
-    # Model calls
-
-    def has_permit(self, branch: str | None) -> bool:
-        """Whether this attempt may still ask the model in ``branch``.
-
-        A call that may depend on another one's answer waits for the next attempt, which begins
-        when that answer is stored. Only calls of branches side by side depend on nothing.
-        """
-        if self.summary_permit_asked:
-            return False
-        return not any(are_related(branch, used) for used in self._branches_with_model_call)
-
-    def take_summary_permit(self) -> bool:
-        """Whether ADK may now ask a model for a summary of older events.
-
-        Whether or not it may, no agent asks its model in this attempt any more: the summary is for
-        that model call, and is stored before it.
-        """
-        may_ask = not self._branches_with_model_call and not self.summary_permit_asked
-        self.summary_permit_asked = True
-        return may_ask
-
-    def request_built(self, key: AgentKey, request: LlmRequest) -> None:
-        """Remember the request of the model call that an agent is about to make."""
-        self._requests[key] = request
+    @property
+    def pauses(self) -> bool:
+        """Whether the run stopped for something that comes in a later attempt."""
+        return bool(self.paused_responses() or self.inputs or self._yielding or self._ending)
 
     def model_call_starts(self, key: AgentKey) -> None:
         """Count a request that really goes out.
@@ -293,81 +249,7 @@ class Attempt:
                 f"results of "
                 f"{', '.join(map(repr, self.unreached()))}"
             )
-        self._branches_with_model_call.add(key[1])
-        total = self._model_calls_so_far + len(self._model_calls) + 1
-        if 0 < self._maximum_model_calls < total:
-            raise LlmCallsLimitExceededError(
-                f"Max number of llm calls limit of `{self._maximum_model_calls}` exceeded"
-            )
-        call = _ModelCall(request=self._requests.get(key))
-        self._model_calls.append(call)
-        self._current_model_call[key] = call
-
-    def model_answered(self, key: AgentKey, response: LlmResponse) -> None:
-        """Note what a complete answer says about its call; a later one of the same call replaces
-        it.
-        """
-        call = self._current_model_call.get(key)
-        if call is None or response.partial:
-            return
-        if response.content is not None and response.content.parts:
-            call.answered = True
-        if response.model_version:
-            call.response_model = response.model_version
-        if response.finish_reason is not None:
-            call.finish_reason = str(
-                getattr(response.finish_reason, "value", response.finish_reason)
-            ).lower()
-        if (usage := response.usage_metadata) is not None:
-            call.usage = TokenUsage(
-                input_tokens=(usage.prompt_token_count or 0)
-                + (usage.tool_use_prompt_token_count or 0),
-                output_tokens=(usage.candidates_token_count or 0)
-                + (usage.thoughts_token_count or 0),
-                model_calls=1,
-            )
-
-    @property
-    def pauses(self) -> bool:
-        """Whether the run stopped for something that comes in a later attempt."""
-        return bool(self.paused_responses() or self.inputs or self._yielding or self._ending)
-
-    @property
-    def model_calls(self) -> int:
-        """Requests that went out."""
-        return len(self._model_calls)
-
-    def content_came(self, key: AgentKey) -> None:
-        """The agent's model call has led to content, perhaps that of a callback."""
-        if (call := self._current_model_call.get(key)) is not None:
-            call.answered = True
-
-    def has_answered(self, key: AgentKey) -> bool:
-        """Whether the agent's running model call has given any content."""
-        call = self._current_model_call.get(key)
-        return call is not None and call.answered
-
-    @property
-    def has_silent_model_call(self) -> bool:
-        """Whether a request was answered with no content at all."""
-        return any(not call.answered for call in self._model_calls)
-
-    def usage(self) -> TokenUsage:
-        """Tokens and requests of this attempt."""
-        return sum((call.usage for call in self._model_calls), TokenUsage())
-
-    def metadata(self) -> ModelCallMetadata:
-        """What is known about the model call, as the spec's tracing table says."""
-        models = {call.request.model if call.request else None for call in self._model_calls}
-        request_model = models.pop() if len(models) == 1 else None
-        if len(self._model_calls) != 1:
-            return ModelCallMetadata(request_model=request_model)
-        call = self._model_calls[0]
-        return ModelCallMetadata(
-            request_model=request_model,
-            response_model=call.response_model,
-            finish_reasons=(call.finish_reason,) if call.finish_reason else (),
-        )
+        self.model_calls.start(key)
 
     # Tool calls
 
@@ -413,11 +295,6 @@ class Attempt:
             path = event.node_info.path
             self.inputs.append(PausedInput(call.id or "", event.author, arguments, path))
         self.agent_pauses((event.author, event.branch))
-
-    def tools_of(self, key: AgentKey) -> dict[str, BaseTool]:
-        """The tools that the agent's last request offered."""
-        request = self._requests.get(key)
-        return request.tools_dict if request is not None else {}
 
     def open_response(self, key: AgentKey) -> OpenResponse | None:
         """The response that the agent handles now."""

@@ -75,7 +75,7 @@ class _OneCallSummarizer(BaseEventsSummarizer):
         # ADK prepares a model call before it replays the results that come in front of it.
         if self._is_just_done() or self._attempt.unreached():
             return None
-        if not self._attempt.take_summary_permit():
+        if not self._attempt.model_calls.take_summary_permit():
             return None
         return await self._summary(events)
 

@@ -125,13 +125,13 @@ class FirstPlugin(BasePlugin):
     ) -> LlmResponse | None:
         key = agent_key(callback_context)
         if (held := await self._attempt.held.take(key, callback_context)) is not None:
-            self._attempt.request_built(key, llm_request)
+            self._attempt.model_calls.request_built(key, llm_request)
             return held
-        elif self._attempt.has_permit(key[1]):
+        elif self._attempt.model_calls.has_permit(key[1]):
             if self._attempt.offer is not None:
                 self._attempt.offer.check(llm_request)
             await self._steer(callback_context, llm_request)
-            self._attempt.request_built(key, llm_request)
+            self._attempt.model_calls.request_built(key, llm_request)
             return None
         return yield_answer(self._attempt, callback_context, llm_request.tools_dict)
 
@@ -154,8 +154,8 @@ class FirstPlugin(BasePlugin):
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
     ) -> LlmResponse | None:
         key = agent_key(callback_context)
-        _refuse_framework_names(llm_response, self._attempt.tools_of(key))
-        self._attempt.model_answered(key, llm_response)
+        _refuse_framework_names(llm_response, self._attempt.model_calls.tools_of(key))
+        self._attempt.model_calls.answered(key, llm_response)
         return None
 
     async def on_event_callback(
@@ -184,7 +184,7 @@ class FirstPlugin(BasePlugin):
             self._attempt.synthetic_events.add(event.id)
             return event
         if event.content is not None:
-            self._attempt.content_came(key)
+            self._attempt.model_calls.content_came(key)
         self._complete_output(event)
         if event.get_function_responses():
             self._attempt.response_answered(event)
@@ -194,7 +194,7 @@ class FirstPlugin(BasePlugin):
         if event.actions.transfer_to_agent and _runs_as_node(event):
             # ADK leaves the agent in the middle of its run and does not come back to it.
             self._attempt.agent_ends(key)
-        tools = self._attempt.tools_of(key)
+        tools = self._attempt.model_calls.tools_of(key)
         called = [call.name for call in event.get_function_calls()]
         if INPUT_CALL in called and INPUT_CALL not in tools:
             self._check_path(event)

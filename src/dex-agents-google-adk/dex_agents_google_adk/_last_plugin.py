@@ -78,7 +78,7 @@ class LastPlugin(BasePlugin):
         key = agent_key(callback_context)
         checked = llm_response.model_copy()  # callbacks do not see ADK's own mark
         mark_empty_answer(callback_context, checked)
-        fault = fault_of(checked, has_answered=self._attempt.has_answered(key))
+        fault = fault_of(checked, has_answered=self._attempt.model_calls.has_answered(key))
         if not fault:
             self._attempt.faults.forget(key)
             return None
@@ -93,7 +93,9 @@ class LastPlugin(BasePlugin):
             if changed is not None:
                 return changed  # type: ignore[no-any-return]
         self._attempt.faults.note(key, fault)
-        return yield_answer(self._attempt, callback_context, self._attempt.tools_of(key))
+        return yield_answer(
+            self._attempt, callback_context, self._attempt.model_calls.tools_of(key)
+        )
 
     async def on_model_error_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception

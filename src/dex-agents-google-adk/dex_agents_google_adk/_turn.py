@@ -184,7 +184,7 @@ class _TurnAttempt:
         runner = self._make_runner()
         if not self._is_summed_up:
             await runner.sum_up(self._session)
-            if self._attempt.summary_permit_asked:
+            if self._attempt.model_calls.summary_permit_asked:
                 return self._not_begun()
         self._attempt.offer = await self._setup.sources.offer(self._attempt.called_source_tools)
         try:
@@ -291,7 +291,7 @@ class _TurnAttempt:
             )
         check_tasks(attempt)
         self._end_branches()
-        usage, metadata = attempt.usage(), attempt.metadata()
+        usage, metadata = attempt.model_calls.usage(), attempt.model_calls.metadata()
         turn = self._turn_events
         pauses = attempt.pauses
         waiting = attempt.open_responses() if pauses else []

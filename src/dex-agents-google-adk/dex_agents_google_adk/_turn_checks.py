@@ -113,7 +113,7 @@ def check_end(attempt: Attempt, tree: AgentTree, events: Sequence[Event]) -> Non
     last = next((event for event in reversed(events) if event.author != USER), None)
     if last is not None and last.error_code and not _has_answer(last):
         raise classify_answer(last.error_code, last.error_message)
-    if attempt.has_silent_model_call:
+    if attempt.model_calls.has_silent_call:
         raise ModelCallError("the model gave no content")
     if isinstance(tree.root, LlmAgent) and all(e.author == USER for e in events):
         raise ModelCallError("the run ended before the agent said anything")
