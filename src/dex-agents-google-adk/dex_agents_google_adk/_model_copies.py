@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
 _M = TypeVar("_M", bound=BaseModel)
 # Slots of every model; as bound setters they cost half of what ``object.__setattr__`` does.
@@ -48,12 +49,12 @@ def deep_copier(model: _M) -> Callable[[], _M]:
     What has to be copied is found out once, here, so ``model`` and all that it holds must never
     change afterwards: keep it from whoever might change it.
     """
-    if model.__pydantic_extra__ is not None or model.__pydantic_private__ is not None:
-        return partial(copy.deepcopy, model)
     kind = type(model)
     new, copied_fields = kind.__new__, model.__dict__.copy
     copied_fields_set = model.__pydantic_fields_set__.copy
     copiers = _copiers(model.__dict__.items())
+    copied_extra = _copier(model.__pydantic_extra__)
+    copied_private = _copier(_set_values(model.__pydantic_private__))
 
     def copied() -> _M:
         made = new(kind)
@@ -61,12 +62,19 @@ def deep_copier(model: _M) -> Callable[[], _M]:
         for name, copier in copiers:
             fields[name] = copier()
         _set_fields(made, fields)
-        _set_extra(made, None)
+        _set_extra(made, copied_extra and copied_extra())
         _set_fields_set(made, copied_fields_set())
-        _set_private(made, None)
+        _set_private(made, copied_private and copied_private())
         return made
 
     return copied
+
+
+def _set_values(private: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Private attributes that have been given a value; pydantic copies no others."""
+    if private is None:
+        return None
+    return {name: value for name, value in private.items() if value is not PydanticUndefined}
 
 
 def _container_copier(value: dict[Any, Any] | list[Any]) -> Callable[[], Any]:
@@ -86,10 +94,14 @@ def _container_copier(value: dict[Any, Any] | list[Any]) -> Callable[[], Any]:
 
 def _copiers(items: Any) -> tuple[tuple[Any, Callable[[], Any]], ...]:
     """How to copy those of the values that are not the same for ever."""
-    return tuple((key, _copier(v)) for key, v in items if not isinstance(v, _NEVER_CHANGE))
+    found = ((key, _copier(value)) for key, value in items)
+    return tuple((key, copier) for key, copier in found if copier is not None)
 
 
-def _copier(value: Any) -> Callable[[], Any]:
+def _copier(value: Any) -> Callable[[], Any] | None:
+    """How to copy a value; ``None`` if it never changes."""
+    if isinstance(value, _NEVER_CHANGE):
+        return None
     if isinstance(value, BaseModel):
         return deep_copier(value)
     if type(value) is dict or type(value) is list:
