@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
 from dex_agents import (
@@ -19,6 +26,7 @@ from dex_agents import (
     MediaStoreError,
 )
 from dex_agents.s3 import S3MediaStore
+from support.loopback import LoopbackServer, RecordedRequest
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"pixels"
 SAMPLES = {
@@ -92,10 +100,30 @@ async def test_the_largest_image_is_taken(store: MediaStore) -> None:
 
 @pytest.mark.parametrize(
     "uri",
-    ["", "gs://bucket/x", "dex-media-local:../../etc/passwd", "dex-media-s3:" + "A" * 64, "x" * 64],
+    [
+        "",
+        "gs://bucket/x",
+        "dex-media-local:../../etc/passwd",
+        "dex-media-local:/etc/passwd",
+        "dex-media-local:" + "../" * 22,
+        "dex-media-local:" + "0" * 64 + "\n",
+        "dex-media-local:" + "\uff10" * 64,  # digits, but not of ASCII
+        "dex-media-local:" + "0" * 63 + "\0",
+        "dex-media-s3:" + "A" * 64,
+        "dex-media-s3:" + "\ud800" * 64,
+        "x" * 64,
+        "x" * 1_000_000,
+    ],
 )
 async def test_a_foreign_uri_is_refused(store: MediaStore, uri: str) -> None:
-    with pytest.raises(MediaStoreError, match="is no reference"):
+    shown = re.escape(repr(uri[:80]))
+    with pytest.raises(MediaStoreError, match=rf"^{shown} is no reference of an? \w+MediaStore$"):
+        await store.get_image(uri)
+
+
+@pytest.mark.parametrize("uri", [None, 7, b"dex-media-local:"])
+async def test_a_uri_that_is_no_text_is_refused(store: MediaStore, uri: Any) -> None:
+    with pytest.raises(TypeError, match=r"^uri must be a str, got \w+; it is ImageReference.uri$"):
         await store.get_image(uri)
 
 
@@ -166,6 +194,130 @@ async def test_a_bucket_that_cannot_be_used_is_named(
     nobody = boto3.session.Session().client("s3", endpoint_url=s3.meta.endpoint_url)
     with pytest.raises(MediaStoreError, match=r"agent-media could not be written.*redential"):
         await S3MediaStore("agent-media", client=nobody).put_image(PNG)
+
+
+class FaultyS3(LoopbackServer):
+    """Answers every request with one fault."""
+
+    def __init__(self, fault: int | str) -> None:
+        super().__init__()
+        self.fault = fault
+        self.hangs = 1.5  # seconds, more than its clients wait
+
+    def respond(
+        self, handler: BaseHTTPRequestHandler, request: RecordedRequest, number: int
+    ) -> None:
+        handler.close_connection = True
+        if self.fault == "hangs":
+            time.sleep(self.hangs)
+            return
+        body = b"<Error><Code>Refused</Code><Message>not for you</Message></Error>"
+        status = 200 if self.fault == "is cut off" else int(self.fault)
+        handler.send_response(status)
+        handler.send_header("content-length", str(len(body) + 900 * (status == 200)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (403, "Refused.*not for you"),
+        (404, "Refused.*not for you"),
+        (503, "Refused.*not for you"),
+        ("hangs", "Read timeout"),
+        ("is cut off", "more expected"),
+        ("is away", "Could not connect"),
+    ],
+)
+async def test_a_bucket_that_gives_no_answer_is_named(fault: int | str, reason: str) -> None:
+    async def check(url: str) -> None:
+        client = boto3.client(
+            "s3",
+            endpoint_url=url,
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="secret-key",
+            config=Config(read_timeout=0.5, retries={"total_max_attempts": 1}),
+        )
+        store = S3MediaStore("agent-media", client=client)
+        uses = {"read": store.get_image(f"dex-media-s3:{'0' * 64}")}
+        if fault != "is cut off":
+            uses["written"] = store.put_image(PNG)
+        for what, use in uses.items():
+            pattern = rf"^image \w{{64}} in bucket agent-media could not be {what}: .*{reason}"
+            with pytest.raises(MediaStoreError, match=pattern) as raised:
+                await use
+            assert "secret-key" not in str(raised.value)
+
+    with FaultyS3(fault) as server:
+        if fault != "is away":
+            await check(server.url)
+    if fault == "is away":
+        await check(server.url)
+
+
+WRITER = """
+import asyncio, sys
+from dex_agents import LocalDirectoryMediaStore
+
+async def main():
+    store = LocalDirectoryMediaStore(sys.argv[1])
+    images = [b"\\x89PNG\\r\\n\\x1a\\n" + bytes([number]) * 300_000 for number in range(8)]
+    for _ in range(5):
+        given = await asyncio.gather(*(store.put_image(image) for image in images))
+        read = await asyncio.gather(*(store.get_image(image.uri) for image in given))
+        assert read == images
+
+asyncio.run(main())
+"""
+
+
+async def test_writers_of_several_processes_see_whole_images_only(tmp_path: Path) -> None:
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "media")]) for _ in range(3)
+    ]
+    codes = await asyncio.gather(*(asyncio.to_thread(writer.wait, 60) for writer in writers))
+    assert codes == [0, 0, 0]
+    files = [path for path in (tmp_path / "media").rglob("*") if path.is_file()]
+    assert len(files) == 8 and all(len(path.name) == 64 for path in files)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+async def test_who_may_read_an_image_is_what_the_process_says(tmp_path: Path, umask: int) -> None:
+    # Web servers that upload and Workers that read are often different users.
+    before = os.umask(umask)
+    try:
+        reference = await LocalDirectoryMediaStore(tmp_path).put_image(PNG)
+    finally:
+        os.umask(before)
+    place = tmp_path / reference.uri[-64:][:2] / reference.uri[-64:]
+    assert place.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("odd", ["folder", "link"])
+async def test_what_stands_in_the_place_of_an_image(tmp_path: Path, odd: str) -> None:
+    store = LocalDirectoryMediaStore(tmp_path / "media")
+    reference = await store.put_image(PNG)
+    place = tmp_path / "media" / reference.uri[-64:][:2] / reference.uri[-64:]
+    place.unlink()
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"not to be touched")
+    if odd == "link":
+        place.symlink_to(outside)
+        with pytest.raises(MediaStoreError, match="damaged"):
+            await store.get_image(reference.uri)
+        assert await store.put_image(PNG) == reference
+        assert await store.get_image(reference.uri) == PNG and not place.is_symlink()
+    else:
+        place.mkdir()
+        with pytest.raises(MediaStoreError, match="could not be read: .*[Dd]irectory"):
+            await store.get_image(reference.uri)
+        with pytest.raises(MediaStoreError, match="could not be written: .*[Dd]irectory"):
+            await store.put_image(PNG)
+        assert list(place.parent.iterdir()) == [place]
+    assert outside.read_bytes() == b"not to be touched"
 
 
 @pytest.mark.parametrize("prefix", ["", "a", "a/", "a/b c/\u00fc"])

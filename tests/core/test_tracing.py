@@ -16,8 +16,11 @@ from opentelemetry.trace import StatusCode, get_current_span
 
 from core.conftest import TURN_S, Stages
 from core.scripted_runner import Call
+from core.test_fork import Summing
 from dex_agents import (
+    AgentSessionFlow,
     AgentSessionOptions,
+    CompactionPolicy,
     DeferredToolExecution,
     ToolEffect,
     ToolExecutionError,
@@ -26,7 +29,7 @@ from dex_agents import (
 from dex_agents._session import steps_turn
 from dex_agents.testing import WorkerProcess, private_engine
 from support.explored_agents import SPANS_FILE, traced
-from support.serving import client_of
+from support.serving import client_of, serve
 
 SECRET = "a secret of the user"
 
@@ -203,6 +206,63 @@ async def test_content_only_when_asked(stages: Stages) -> None:
             "finish_reason": "stop",
         }
     ]
+
+
+async def test_a_tool_span_shows_the_arguments_that_it_ran_with(stages: Stages) -> None:
+    spans = Spans()
+    odd = "a lone \ud800 surrogate"
+
+    async def pay(call: DeferredToolExecution) -> Any:
+        return {"paid": call.arguments["amount"], "note": odd}
+
+    script: list[Any] = [[Call("pay", approval=True, arguments={"amount": 100})], "done"]
+    options = spans.options(record_content=True)
+    async with stages.play(script, {"pay": pay}, options=options) as stage:
+        await stage.sessions.start_session("s", "hello")
+        snapshot = await stage.sessions.wait_until_settled("s", turns_done=1, timeout_s=TURN_S)
+        (asked,) = snapshot.pending_interrupts
+        await stage.sessions.resolve_interrupt(
+            "s", asked.interrupt_id, approved=True, arguments={"amount": 5}
+        )
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+    (tool,) = spans.named("execute_tool pay")
+    assert json.loads(tool.attributes["gen_ai.tool.call.arguments"]) == {"amount": 5}
+    result = tool.attributes["gen_ai.tool.call.result"]
+    assert result.encode("utf-8")  # as an exporter does
+    assert json.loads(result) == {"paid": 5, "note": odd}
+
+
+async def test_a_model_call_without_an_answer_says_so(stages: Stages) -> None:
+    spans = Spans()
+    script: list[Any] = [ConnectionError("gone"), "done"]
+    async with stages.play(script, options=spans.options()) as stage:
+        await stage.sessions.start_session("s", "hello")
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+    reasons = [span.attributes.get("gen_ai.response.finish_reasons") for span in spans.named("chat")]
+    assert reasons == [("error",), None]  # the scripted model gives no reason
+
+
+async def test_model_calls_that_read_a_summary_say_so(tmp_path: Path) -> None:
+    spans = Spans()
+    flow = AgentSessionFlow(
+        Summing([f"answer {number}" for number in range(5)]),
+        flow_type="Summing",
+        compaction=CompactionPolicy(1_000, trigger_ratio=0.5, kept_turns=1),
+        options=spans.options(),
+    )
+    async with (
+        private_engine(tmp_path / "e.db") as engine,
+        serve(engine.address, flow, tmp_path) as sessions,
+    ):
+        await sessions.start_session("s", "x" * 900)
+        for number in range(1, 5):
+            await sessions.wait_for_turn("s", number, timeout_s=TURN_S)
+            await sessions.send_user_message("s", "x" * 900)
+        await sessions.wait_for_turn("s", 5, timeout_s=TURN_S)
+    summarized = [span.attributes.get("gen_ai.conversation.compacted") for span in spans.named("chat")]
+    # Nothing else than true is said, and once it is true it stays so.
+    assert summarized[0] is None and summarized[-1] is True
+    assert summarized == sorted(summarized, key=bool)
 
 
 async def test_failures_and_attempts_show(stages: Stages) -> None:

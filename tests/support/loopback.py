@@ -70,6 +70,7 @@ class LoopbackServer:
 
             do_GET = _take
             do_POST = _take
+            do_PUT = _take
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

@@ -105,9 +105,11 @@ class SpanPlace:
 
 def _text(value: Json) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, default=repr)
+        text = json.dumps(value, ensure_ascii=False, default=repr)
     except (TypeError, ValueError, RecursionError):
         return f"({type(value).__name__})"
+    # A lone surrogate cannot be exported; in JSON its escape says the same.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _hash(size: int, *parts: str) -> int:
@@ -226,20 +228,25 @@ class SessionTracer:
         if usual is not None and not isinstance(usual, _Ids):
             self._tracer.id_generator = _Ids(usual)
 
-    def chat(self, place: SpanPlace) -> OpenSpan:
-        """The span of one ``RunModel`` attempt."""
-        return self._start(
-            "chat", place, place.span_id, {"gen_ai.operation.name": "chat"}, "CLIENT"
-        )
+    def chat(self, place: SpanPlace, *, is_compacted: bool) -> OpenSpan:
+        """The span of one ``RunModel`` attempt; ``is_compacted`` if it reads a summary."""
+        attributes: dict[str, Any] = {"gen_ai.operation.name": "chat"}
+        if is_compacted:
+            attributes["gen_ai.conversation.compacted"] = True
+        return self._start("chat", place, place.span_id, attributes, "CLIENT")
 
-    def tool(self, place: SpanPlace, name: str, call_id: str, arguments: Json) -> OpenSpan:
-        """The span of one attempt of a tool."""
+    def tool(
+        self, place: SpanPlace, name: str, call_id: str, arguments: Json, agent_name: str
+    ) -> OpenSpan:
+        """The span of one attempt of a tool, called by an agent with these arguments."""
         attributes = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": name,
             "gen_ai.tool.call.id": call_id,
             "gen_ai.tool.type": "function",
         }
+        if agent_name:
+            attributes["gen_ai.agent.name"] = agent_name
         span = self._start(f"execute_tool {name}", place, place.span_id, attributes, "INTERNAL")
         span.describe({}, {"gen_ai.tool.call.arguments": arguments})
         return span
@@ -305,6 +312,11 @@ class SessionTracer:
             return True
         name = f"invoke_agent {self._agent_name}"
         return bool(self._sampler.should_sample(None, place.trace_id, name).decision.is_sampled())
+
+
+def describe_no_answer(span: OpenSpan) -> None:
+    """A ``RunModel`` attempt that ended without an answer of the model."""
+    span.describe({"gen_ai.response.finish_reasons": ("error",)})
 
 
 def describe_model_call(span: OpenSpan, metadata: ModelCallMetadata, usage: TokenUsage) -> None:

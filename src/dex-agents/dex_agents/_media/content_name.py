@@ -29,5 +29,5 @@ def name_in_uri(uri: str, scheme: str, store: str) -> str:
     check_instance("uri", uri, str, "it is ImageReference.uri")
     name = uri.removeprefix(scheme)
     if not uri.startswith(scheme) or not _NAME.fullmatch(name):
-        raise MediaStoreError(f"{uri!r} is no reference of {store}")
+        raise MediaStoreError(f"{uri[:80]!r} is no reference of {store}")
     return name

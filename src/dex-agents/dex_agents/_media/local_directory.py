@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
+import uuid
 from pathlib import Path
 
 from dex_agents._arguments import path_of
@@ -77,15 +77,16 @@ def _holds(place: Path, data: bytes) -> bool:
 
 def _write_whole(place: Path, data: bytes) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=place.parent, prefix=".writing-")
+    # A temporary file of the library would be readable for this user only, whatever the umask says.
+    beside = place.parent / f".writing-{uuid.uuid4().hex}"
     try:
-        with os.fdopen(handle, "wb") as file:
+        with beside.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, place)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
 
 

@@ -273,7 +273,9 @@ class _ToolStep(Step[bytes]):
         )
         _failpoints.reach("tool.before_call", context.flow_id)
         place = SpanPlace(context.flow_id, task.turn_id, context.step_execution_id, context.attempt)
-        span = self._flow.tracer.tool(place, call.tool_name, call.call_id, dict(call.arguments))
+        span = self._flow.tracer.tool(
+            place, call.tool_name, call.call_id, dict(execution.arguments), call.agent_name
+        )
         try:
             result = await keep_alive(
                 heartbeat.beat,

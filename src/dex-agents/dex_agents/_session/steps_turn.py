@@ -80,7 +80,7 @@ from dex_agents._session.turn_end import (
     write_header,
 )
 from dex_agents._stored_record import record_from_json
-from dex_agents._tracing import SpanPlace, describe_model_call
+from dex_agents._tracing import SpanPlace, describe_model_call, describe_no_answer
 
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
@@ -225,7 +225,8 @@ class RunModel(Step[bytes]):
         )
         _failpoints.reach("model.before_call", context.flow_id)
         span = self._flow.tracer.chat(
-            SpanPlace(context.flow_id, before.turn_id, context.step_execution_id, context.attempt)
+            SpanPlace(context.flow_id, before.turn_id, context.step_execution_id, context.attempt),
+            is_compacted=request.summary is not None,
         )
         try:
             outcome = await keep_alive(
@@ -244,9 +245,11 @@ class RunModel(Step[bytes]):
             raise
         except RUNNER_FAILURES as error:
             failure = model_failure(error)
+            describe_no_answer(span)
             span.end(type(error).__name__, str(failure))
             raise failure from None
         finally:
+            describe_no_answer(span)
             span.end("cancelled")
         _failpoints.reach("model.after_call", context.flow_id)
         return outcome
