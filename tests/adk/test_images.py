@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from google.adk.sessions.in_memory_session_service import InMemorySessionService
 from google.genai import types
 
 from dex_agents import (
+    AgentSessionFlow,
+    AgentSessionOptions,
     ImageReference,
     InvalidInputError,
     LocalDirectoryMediaStore,
@@ -267,3 +270,33 @@ async def test_images_through_a_real_session(tmp_path: Path) -> None:
         data += wal.read_bytes()
     assert RED not in data and BLUE not in data
     assert base64.b64encode(RED)[8:60] not in data
+
+
+async def test_an_image_that_is_lost_fails_turns_until_it_is_put_again(tmp_path: Path) -> None:
+    store = LocalDirectoryMediaStore(tmp_path / "media")
+
+    def flow(answer: str) -> AgentSessionFlow:
+        return adk_agent_session_flow(
+            agent(World([text(answer)]), RESULTS["bare"]),
+            flow_type="Loser",
+            media_store=store,
+            options=AgentSessionOptions(model_attempts=1),
+        )
+
+    red = await store.put_image(RED)
+    async with private_engine(tmp_path / "engine.db") as engine:
+        async with serve(engine.address, flow("one"), tmp_path) as sessions:
+            await sessions.start_session("l", "look", images=[red])
+            await sessions.wait_for_turn("l", 1, timeout_s=40)
+        shutil.rmtree(tmp_path / "media")
+        async with serve(engine.address, flow("two"), tmp_path / "other") as sessions:
+            await sessions.send_user_message("l", "and now?")
+            snapshot = await sessions.wait_for_turn("l", 2, timeout_s=40)
+            assert snapshot.last_turn is not None
+            assert red.uri[-64:] in snapshot.last_turn.error
+            assert "does every Worker use the same folder?" in snapshot.last_turn.error
+            assert await store.put_image(RED) == red
+            await sessions.send_user_message("l", "and now?")
+            snapshot = await sessions.wait_for_turn("l", 3, timeout_s=40)
+            assert snapshot.last_turn is not None
+            assert (snapshot.last_turn.final_text, snapshot.last_turn.error) == ("two", "")
