@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -241,7 +241,7 @@ async def test_a_bucket_that_gives_no_answer_is_named(fault: int | str, reason: 
             config=Config(read_timeout=0.5, retries={"total_max_attempts": 1}),
         )
         store = S3MediaStore("agent-media", client=client)
-        uses = {"read": store.get_image(f"dex-media-s3:{'0' * 64}")}
+        uses: dict[str, Awaitable[Any]] = {"read": store.get_image(f"dex-media-s3:{'0' * 64}")}
         if fault != "is cut off":
             uses["written"] = store.put_image(PNG)
         for what, use in uses.items():
@@ -312,9 +312,9 @@ async def test_what_stands_in_the_place_of_an_image(tmp_path: Path, odd: str) ->
         assert await store.get_image(reference.uri) == PNG and not place.is_symlink()
     else:
         place.mkdir()
-        with pytest.raises(MediaStoreError, match="could not be read: .*[Dd]irectory"):
+        with pytest.raises(MediaStoreError, match=r"could not be read: .*[Dd]irectory"):
             await store.get_image(reference.uri)
-        with pytest.raises(MediaStoreError, match="could not be written: .*[Dd]irectory"):
+        with pytest.raises(MediaStoreError, match=r"could not be written: .*[Dd]irectory"):
             await store.put_image(PNG)
         assert list(place.parent.iterdir()) == [place]
     assert outside.read_bytes() == b"not to be touched"

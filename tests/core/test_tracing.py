@@ -238,7 +238,9 @@ async def test_a_model_call_without_an_answer_says_so(stages: Stages) -> None:
     async with stages.play(script, options=spans.options()) as stage:
         await stage.sessions.start_session("s", "hello")
         await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
-    reasons = [span.attributes.get("gen_ai.response.finish_reasons") for span in spans.named("chat")]
+    reasons = [
+        span.attributes.get("gen_ai.response.finish_reasons") for span in spans.named("chat")
+    ]
     assert reasons == [("error",), None]  # the scripted model gives no reason
 
 
@@ -259,7 +261,9 @@ async def test_model_calls_that_read_a_summary_say_so(tmp_path: Path) -> None:
             await sessions.wait_for_turn("s", number, timeout_s=TURN_S)
             await sessions.send_user_message("s", "x" * 900)
         await sessions.wait_for_turn("s", 5, timeout_s=TURN_S)
-    summarized = [span.attributes.get("gen_ai.conversation.compacted") for span in spans.named("chat")]
+    summarized = [
+        span.attributes.get("gen_ai.conversation.compacted") for span in spans.named("chat")
+    ]
     # Nothing else than true is said, and once it is true it stays so.
     assert summarized[0] is None and summarized[-1] is True
     assert summarized == sorted(summarized, key=bool)
