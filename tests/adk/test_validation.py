@@ -32,9 +32,8 @@ def look(x: str) -> str:
     return x
 
 
-def generate(x: str) -> Any:
-    """Generate."""
-    yield x
+def flow_tool(agent: LlmAgent) -> Workflow:
+    return Workflow(name="flow", input_schema=str, edges=[("START", agent)])
 
 
 class Custom(BaseAgent):
@@ -130,10 +129,13 @@ REFUSED: list[tuple[Any, str]] = [
         lambda: leaf(tools=[AgentTool(leaf("inner", code_executor=UnsafeLocalCodeExecutor()))]),
         "'inner' has the code executor",
     ),
-    (lambda: leaf(tools=[generate]), "generator tool 'generate'"),
     (
-        lambda: leaf(tools=[Workflow(name="flow", edges=[("START", leaf("inner"))])]),
-        "'flow'.*function",
+        lambda: leaf(tools=[flow_tool(leaf("inner", code_executor=UnsafeLocalCodeExecutor()))]),
+        "'inner' has the code executor",
+    ),
+    (
+        lambda: leaf(tools=[flow_tool(leaf("inner")), renamed("flow")]),
+        "several tools named 'flow'",
     ),
     (lambda: leaf(tools=[look, FunctionTool(look)]), "several tools named 'look'"),
     (lambda: leaf(tools=[renamed("adk_request_confirmation")]), "reserved name"),

@@ -307,6 +307,7 @@ class Driver:
             idempotency_key=f"{self.session_id}/t{self.turns}/{item.call_id}",
             tool_context=copy.deepcopy(context),
             framework_data=stored(item.framework_data),
+            events=self.live,
         )
         try:
             result = await self.runner.execute_deferred_tool_call(execution)

@@ -6,6 +6,7 @@ each is needed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +15,13 @@ from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.auth._auth_resume import _oauth_state_key, store_auth_response
 from google.adk.auth.auth_credential import AuthCredential
 from google.adk.auth.auth_tool import AuthConfig
+from google.adk.events.event import Event
 from google.adk.flows.llm_flows.core._model_call import apply_empty_response_policy
 from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions.state import State
+from google.adk.tools._node_tool import NodeTool
+from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.base_tool import BaseTool
-from google.adk.tools.function_tool import FunctionTool
 from google.adk.utils._callback_pipeline import (
     _run_callbacks,
     _stop_on_non_none,
@@ -29,6 +32,7 @@ from google.adk.utils._function_call_names import (
     REQUEST_EUC_FUNCTION_CALL_NAME,
     REQUEST_INPUT_FUNCTION_CALL_NAME,
 )
+from google.adk.workflow._base_node import BaseNode
 
 CONFIRMATION_CALL = REQUEST_CONFIRMATION_FUNCTION_CALL_NAME
 CREDENTIAL_CALL = REQUEST_EUC_FUNCTION_CALL_NAME
@@ -63,9 +67,26 @@ def is_unknown_tool(tool: BaseTool) -> bool:
     return type(tool) is BaseTool
 
 
-def is_generator_tool(tool: BaseTool) -> bool:
-    """Whether the tool's function yields, which needs ADK's event queue."""
-    return isinstance(tool, FunctionTool) and bool(tool._spec.is_generator)
+def node_behind(tool: BaseTool) -> BaseNode | None:
+    """The agent or Workflow node that a tool runs, if that is what it does."""
+    if isinstance(tool, AgentTool):
+        return tool.agent
+    return tool.node if isinstance(tool, NodeTool) else None
+
+
+def open_event_queue(invocation: InvocationContext) -> asyncio.Queue[Any]:
+    """Give the invocation the queue that its nodes write events to.
+
+    It holds pairs: an event, and what to set when the event has been taken, or ``None``.
+    """
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+    invocation._event_queue = queue
+    return queue
+
+
+async def send_event(context: ReadonlyContext, event: Event) -> None:
+    """Hand an event to ADK's runner, and wait until it has been appended to the session."""
+    await context._invocation_context._enqueue_event(event)
 
 
 async def credential_state(

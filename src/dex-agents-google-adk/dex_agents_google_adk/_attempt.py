@@ -30,6 +30,7 @@ from dex_agents_google_adk._run_state import (
     PausedInput,
     StartedAgent,
 )
+from dex_agents_google_adk._tool_events import ToolEvents
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Attempt:
         model_calls_so_far: Model calls of the turn before this attempt.
         maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
         answers: What models have answered, here and in attempts that died.
+        tool_events: Events that tools' Steps have left.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Attempt:
         model_calls_so_far: int = 0,
         maximum_model_calls: int = 0,
         answers: KeptAnswers | None = None,
+        tool_events: ToolEvents | None = None,
     ) -> None:
         self.answers = answers or KeptAnswers(None)
         self.invocation_id = ""
@@ -93,6 +96,7 @@ class Attempt:
         self.held = HeldAnswers(held)
         self.faults = Faults(faults)
         self.model_calls = ModelCalls(so_far=model_calls_so_far, maximum=maximum_model_calls)
+        self.tool_events = tool_events or ToolEvents()
         self.inputs: list[PausedInput] = []
         self.node_inputs: dict[str, Json] = dict(node_inputs or {})
         self.descendants: Mapping[str, Collection[str]] = descendants or {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from google.adk.agents.llm.task._finish_task_tool import FinishTaskTool
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.readonly_context import ReadonlyContext
-from google.adk.tools.agent_tool import AgentTool, _SingleTurnAgentTool, _TaskAgentTool
+from google.adk.tools.agent_tool import _SingleTurnAgentTool, _TaskAgentTool
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.exit_loop_tool import exit_loop
 from google.adk.tools.function_tool import FunctionTool
@@ -17,9 +17,11 @@ from google.adk.tools.load_memory_tool import LoadMemoryTool
 from google.adk.tools.preload_memory_tool import PreloadMemoryTool
 from google.adk.tools.set_model_response_tool import SetModelResponseTool
 from google.adk.tools.transfer_to_agent_tool import TransferToAgentTool
-from google.adk.workflow._base_node import _walk_static_nodes
+from google.adk.workflow._base_node import BaseNode, _walk_static_nodes
+from google.adk.workflow._tool_node import _ToolNode
 
 from dex_agents._effects import ToolEffect, ToolPolicy
+from dex_agents_google_adk._adk_compat import node_behind
 
 _READ_TOOLS = (LoadArtifactsTool, LoadMemoryTool, PreloadMemoryTool)
 _CONTROL_TOOLS = (
@@ -60,21 +62,24 @@ class PolicyResolver:
             policy = ToolPolicy(_known_effect(tool) or self._default_effect)
         return ResolvedPolicy(policy.effect, policy.needs_approval)
 
-    async def writing_tool_of(self, tool: AgentTool, context: ReadonlyContext) -> str | None:
-        """Name of a tool of the agent behind ``tool`` that is not ``read``."""
-        for node in _walk_static_nodes(tool.agent):
-            if not isinstance(node, LlmAgent):
-                continue
-            for inner in await node.canonical_tools(context):
+    async def writing_tool_of(self, root: BaseNode, context: ReadonlyContext) -> str | None:
+        """Name of a tool that is not ``read``, of the agents and nodes from ``root`` on."""
+        for node in _walk_static_nodes(root):
+            for inner in await _tools_of(node, context):
                 if is_control_tool(inner) or inner._get_declaration() is None:
                     continue
                 if self.resolve(inner).effect is not ToolEffect.READ:
                     return inner.name
-                if isinstance(inner, AgentTool) and (
-                    name := await self.writing_tool_of(inner, context)
-                ):
+                behind = node_behind(inner)
+                if behind is not None and (name := await self.writing_tool_of(behind, context)):
                     return name
         return None
+
+
+async def _tools_of(node: BaseNode, context: ReadonlyContext) -> Sequence[BaseTool]:
+    if isinstance(node, _ToolNode):
+        return [node.tool]
+    return await node.canonical_tools(context) if isinstance(node, LlmAgent) else []
 
 
 def is_control_tool(tool: BaseTool) -> bool:

@@ -47,6 +47,7 @@ from dex_agents_google_adk._pauses import YIELD_TOOL_NAME, agent_key, put_off, y
 from dex_agents_google_adk._records import actions_of, given_answer, response_of
 from dex_agents_google_adk._run_state import CallKind
 from dex_agents_google_adk._source_tools import note_called
+from dex_agents_google_adk._tool_events import replay_events
 from dex_agents_google_adk._tree import AgentTree
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class FirstPlugin(BasePlugin):
     async def on_event_callback(
         self, *, invocation_context: InvocationContext, event: Event
     ) -> Event | None:
-        if event.partial or event.author == USER:
+        if event.partial or event.author == USER or event.id in self._attempt.tool_events:
             return None
         if self._attempt.is_replayed(event):
             return Event(author=event.author, partial=True)  # it has been stored before
@@ -290,6 +291,7 @@ class FirstPlugin(BasePlugin):
                 self._attempt.call_settled(tool_context)
                 return _settled_answer(call.response)
             apply_actions(tool_context, copy_json(actions_of(replay.record)))
+            await replay_events(tool_context, replay.record, self._attempt.tool_events)
             answer = copy_json(response_of(replay.record))
             return given_answer(answer) if tool.is_long_running else answer
         response = self._attempt.open_response(key)

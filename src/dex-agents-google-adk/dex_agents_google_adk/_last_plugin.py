@@ -25,9 +25,9 @@ from dex_agents_google_adk._adk_compat import (
     first_answer,
     first_content,
     invocation_of,
-    is_generator_tool,
     is_unknown_tool,
     mark_empty_answer,
+    node_behind,
 )
 from dex_agents_google_adk._attempt import Attempt
 from dex_agents_google_adk._effects import (
@@ -155,10 +155,9 @@ class LastPlugin(BasePlugin):
             return put_off(response, tool_context, call)
         if tool.name == INPUT_CALL:
             return await self._ask(response, tool, tool_args, tool_context, before)
-        _refuse_unsupported(tool, agent.name)
         policy = self._resolver.resolve(tool)
-        if policy.effect is ToolEffect.READ and isinstance(tool, AgentTool):
-            await self._check_read_agent_tool(tool, tool_context)
+        if policy.effect is ToolEffect.READ:
+            await self._check_read(tool, tool_context)
         asks = await tool.check_require_confirmation(copy.deepcopy(tool_args), tool_context)
         self._attempt.agent_pauses(agent_key(tool_context))
         return put_off(
@@ -198,19 +197,14 @@ class LastPlugin(BasePlugin):
         )
         return put_off(response, tool_context, call)
 
-    async def _check_read_agent_tool(self, tool: AgentTool, context: ToolContext) -> None:
-        if writing := await self._resolver.writing_tool_of(tool, context):
+    async def _check_read(self, tool: BaseTool, context: ToolContext) -> None:
+        behind = node_behind(tool)
+        if behind is None:
+            return
+        if writing := await self._resolver.writing_tool_of(behind, context):
+            kind = "agent tool" if isinstance(tool, AgentTool) else "node tool"
             raise AgentTurnError(
-                f"the agent tool {tool.name!r} has the effect read, but its agent has the tool "
+                f"the {kind} {tool.name!r} has the effect read, but its agent has the tool "
                 f"{writing!r}, which is not read: a repeated Step would repeat its writes. Give "
                 f"{tool.name!r} a write effect in tool_policies."
             )
-
-
-def _refuse_unsupported(tool: BaseTool, agent_name: str) -> None:
-    if is_generator_tool(tool):
-        raise AgentTurnError(
-            f"tool {tool.name!r} of agent {agent_name!r} is a generator, which a durable session "
-            f"does "
-            "not support yet; return the result instead of yielding it"
-        )

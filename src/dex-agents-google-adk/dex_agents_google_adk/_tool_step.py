@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.artifacts.base_artifact_service import BaseArtifactService
+from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.tools.base_tool import BaseTool
@@ -29,12 +31,15 @@ from dex_agents_google_adk._adk_compat import invocation_of
 from dex_agents_google_adk._adk_workarounds import agent_tool_pauses, mcp_errors
 from dex_agents_google_adk._adk_workarounds.tool_threads import own_threads
 from dex_agents_google_adk._artifacts import SessionArtifacts
+from dex_agents_google_adk._events import shown_text
 from dex_agents_google_adk._idempotency import IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY
 from dex_agents_google_adk._images import split_images
 from dex_agents_google_adk._json import copy_json, to_json
+from dex_agents_google_adk._secrets import Secrets
 from dex_agents_google_adk._session import AttemptSessionService, make_session
 from dex_agents_google_adk._setup import RunnerSetup
 from dex_agents_google_adk._tool_errors import ends_the_attempt, result_or_answer
+from dex_agents_google_adk._tool_events import EVENTS_KEY, collected_events
 
 
 def make_tool_context(
@@ -75,22 +80,32 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
         ) from error
     given = await setup.credentials.resolve(call)
     invocation_of(context).session.state.update(given.state)
+    shown = _LiveEvents(call, tool, given.secrets)
+    collecting = collected_events(
+        invocation_of(context), given.secrets.without_credentials, shown.emit
+    )
     try:
-        running = _run(setup, tool, arguments, context)
-        value = await result_or_answer(running, tool, arguments, context)
+        async with collecting as events:
+            running = _run(setup, tool, arguments, context)
+            value = await result_or_answer(running, tool, arguments, context)
     except (Exception, SystemExit) as error:
-        if (shown := given.secrets.hide_error(error)) is error:
+        if (safe := given.secrets.hide_error(error)) is error:
             raise
-        raise shown from None
+        raise safe from None
     # ADK hands credentials to a tool through session state, and tools leave them there.
     context.actions.state_delta = given.secrets.without_credentials(context.actions.state_delta)
     if asked := list(context.actions.requested_auth_configs.values()):
         return ToolExecutionResult(interrupt=setup.credentials.ask(call, asked[0], given))
-    return given.secrets.hide_in_result(await _result(setup, tool, value, context.actions))
+    result = await _result(setup, tool, value, context.actions, events)
+    return given.secrets.hide_in_result(result)
 
 
 async def _result(
-    setup: RunnerSetup, tool: BaseTool, value: Any, actions: EventActions
+    setup: RunnerSetup,
+    tool: BaseTool,
+    value: Any,
+    actions: EventActions,
+    events: Sequence[Json],
 ) -> ToolExecutionResult:
     if actions.requested_tool_confirmations:
         confirmation = next(iter(actions.requested_tool_confirmations.values()))
@@ -104,6 +119,8 @@ async def _result(
     framework_data: dict[str, Json] = {"ended_at": time.time()}
     if changes := actions_to_json(actions):
         framework_data["actions"] = changes
+    if events:
+        framework_data[EVENTS_KEY] = list(events)
     if tool.is_long_running:
         # What the tool returns at once is for whoever answers; the answer is the call's result.
         return ToolExecutionResult(
@@ -123,6 +140,30 @@ async def _result(
         # ADK wraps whatever is no dict, such as a pydantic model, before it becomes JSON.
         output = {"result": output}
     return ToolExecutionResult(output=output, framework_data=framework_data, images=images)
+
+
+class _LiveEvents:
+    """Shows what nodes behind a tool write while it runs."""
+
+    def __init__(self, call: DeferredToolExecution, tool: BaseTool, secrets: Secrets) -> None:
+        self._call = call
+        self._tool = tool
+        self._secrets = secrets
+
+    def emit(self, event: Event) -> None:
+        """Send what there is to see of an event."""
+        text = shown_text(event.content)
+        if self._call.events is None or not (text or event.output is not None):
+            return
+        shown = {"text": text, "output": to_json(event.output), "author": event.author}
+        self._call.events.emit(
+            "tool_call_progress",
+            tool_call_id=self._call.call_id,
+            tool_name=self._tool.name,
+            agent_name=self._call.agent_name,
+            is_partial=bool(event.partial),
+            **self._secrets.hide(shown),
+        )
 
 
 async def _run(
@@ -159,6 +200,7 @@ def _context(setup: RunnerSetup, call: DeferredToolExecution) -> ToolContext:
         context_cache_config=setup.app.context_cache_config,
         invocation_id=stored.get("invocation_id") or "",
         branch=data.get("branch"),
+        node_path=data.get("path") or None,
         agent=setup.tree.find_llm_agent(call.agent_name, data.get("path") or "") or setup.tree.root,
         user_content=types.Content.model_validate(user_content) if user_content else None,
         session=session,

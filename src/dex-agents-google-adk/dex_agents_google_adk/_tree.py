@@ -13,7 +13,7 @@ from google.adk.agents.loop_agent import LoopAgent
 from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.workflow import Workflow
-from google.adk.workflow._base_node import BaseNode, _walk_static_nodes
+from google.adk.workflow._base_node import BaseNode
 
 from dex_agents._errors import AgentTurnError
 from dex_agents_google_adk._node_path import parse_node_path
@@ -38,7 +38,7 @@ class AgentTree:
         """Every node once, the root first."""
         seen: set[int] = set()
         for top in (self.root, *self.dynamic_agents):
-            for node in _walk_static_nodes(top):
+            for node in _walk(top):
                 if id(node) not in seen:
                     seen.add(id(node))
                     yield node
@@ -87,7 +87,7 @@ class AgentTree:
         """Names of the nodes below each node, by its name."""
         found: dict[str, set[str]] = {}
         for node in self.nodes():
-            below = {inner.name for inner in _walk_static_nodes(node)} - {node.name}
+            below = {inner.name for inner in _walk(node)} - {node.name}
             found.setdefault(node.name, set()).update(below)
         return dict(found)
 
@@ -157,13 +157,32 @@ def _definition(agent: BaseAgent) -> tuple[int, ...]:
     return tuple(map(id, parts))
 
 
+def _children(node: BaseNode) -> Iterator[BaseNode]:
+    """The nodes that ADK runs for a node; those that are tools of an agent run in its Steps."""
+    if isinstance(node, LlmAgent):
+        return BaseAgent._iter_static_children(node)
+    return node._iter_static_children()
+
+
+def _walk(root: BaseNode) -> Iterator[BaseNode]:
+    """A node and all below it, each once, the first of its children first."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            waiting.extend(reversed(list(_children(node))))
+
+
 def _path_to(node: BaseNode, target: BaseNode, seen: set[int]) -> list[str] | None:
     if node is target:
         return [node.name]
     if id(node) in seen:
         return None
     seen.add(id(node))
-    for child in node._iter_static_children():
+    for child in _children(node):
         if (path := _path_to(child, target, seen)) is not None:
             return [node.name, *path]
     return None

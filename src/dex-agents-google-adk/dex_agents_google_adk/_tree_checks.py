@@ -9,7 +9,7 @@ from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.code_executors.built_in_code_executor import BuiltInCodeExecutor
-from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools._node_tool import NodeTool
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.base_toolset import BaseToolset
 from google.adk.tools.function_tool import FunctionTool
@@ -19,7 +19,7 @@ from google.adk.workflow._tool_node import _ToolNode
 
 from dex_agents._arguments import check_texts
 from dex_agents._effects import ToolEffect, ToolPolicy
-from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS, INPUT_CALL, is_generator_tool
+from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS, INPUT_CALL, node_behind
 from dex_agents_google_adk._effects import CONTROL_TOOL_NAMES
 from dex_agents_google_adk._pauses import YIELD_TOOL_NAME
 from dex_agents_google_adk._tree import COMPOSITES, AgentTree
@@ -237,33 +237,20 @@ def _check_tool(agent: LlmAgent, tool: Any) -> None:
     where = f"Agent {agent.name!r}"
     if isinstance(tool, BaseToolset):
         return
-    if isinstance(tool, BaseNode):
-        raise ValueError(
-            f"{where} has the Workflow node {tool.name!r} as a tool, which a durable session does "
-            f"not support yet; wrap what it does in a function."
-        )
     known = _as_tool(tool)
     if known.name == INPUT_CALL and known.is_long_running:
         return
     if known.name in _RESERVED_TOOL_NAMES:
         raise ValueError(f"{where} has a tool with the reserved name {known.name!r}; rename it.")
-    if is_generator_tool(known):
-        raise ValueError(
-            f"{where} has the generator tool {known.name!r}, which a durable session does not "
-            f"support yet; return the result instead of yielding it."
-        )
-    if type(known).__name__ == "NodeTool":
-        raise ValueError(
-            f"{where} has the NodeTool {known.name!r}, which a durable session does not support "
-            f"yet; wrap what it does in a function."
-        )
-    if isinstance(known, AgentTool):
-        for node in _walk_static_nodes(known.agent):
+    if (behind := node_behind(known)) is not None:
+        for node in _walk_static_nodes(behind):
             if isinstance(node, LlmAgent):
                 _check_code_executor(node)
 
 
 def _as_tool(tool: Any) -> BaseTool:
+    if isinstance(tool, BaseNode):
+        return NodeTool(tool)
     return tool if isinstance(tool, BaseTool) else FunctionTool(tool)
 
 
@@ -289,5 +276,5 @@ def taken_tool_names(tree: AgentTree) -> dict[str, str]:
 def static_tools(agent: LlmAgent) -> Iterator[BaseTool]:
     """The tools that the agent declares itself, without those of toolsets."""
     for tool in agent.tools:
-        if not isinstance(tool, (BaseToolset, BaseNode)):
+        if not isinstance(tool, BaseToolset):
             yield _as_tool(tool)

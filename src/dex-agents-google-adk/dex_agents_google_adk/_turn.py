@@ -70,6 +70,7 @@ from dex_agents_google_adk._run_state import (
 from dex_agents_google_adk._session import AttemptSessionService, make_session
 from dex_agents_google_adk._setup import RunnerSetup
 from dex_agents_google_adk._telemetry import for_listeners
+from dex_agents_google_adk._tool_events import ToolEvents
 from dex_agents_google_adk._tool_step import make_tool_context
 from dex_agents_google_adk._turn_checks import check_end, check_progress, check_records, check_tasks
 
@@ -129,6 +130,7 @@ class _TurnAttempt:
             model_calls_so_far=request.model_calls_so_far,
             maximum_model_calls=self._setup.run_config.max_llm_calls,
             answers=KeptAnswers(request.checkpoint),
+            tool_events=ToolEvents([item.get("id", "") for item in self._earlier_items]),
         )
 
     def _image_uris(self) -> set[str]:
@@ -190,6 +192,8 @@ class _TurnAttempt:
         try:
             async with aclosing(self._start(runner)) as events:
                 async for event in events:
+                    if event.id in self._attempt.tool_events:
+                        continue  # shown when the tool ran
                     if (shown := self._attempt.held.to_show(event)) is not None:
                         self._live.emit(shown)
         except Exception as error:

@@ -19,6 +19,7 @@ from dex_agents._contract.abilities import (
     TurnRemover,
 )
 from dex_agents._contract.calls import (
+    AgentEventWriter,
     DeferredToolExecution,
     InterruptKind,
     InterruptRequest,
@@ -42,7 +43,7 @@ from dex_agents._contract.outcomes import (
     ToolCallsRequested,
     TurnCompleted,
 )
-from dex_agents._contract.runner import AgentEventWriter, AgentFrameworkRunner, RunModelRequest
+from dex_agents._contract.runner import AgentFrameworkRunner, RunModelRequest
 
 __all__ = [
     "AgentEventWriter",

@@ -175,6 +175,23 @@ class StepCheckpoint(Protocol):
         """
 
 
+class AgentEventWriter(Protocol):
+    """Where a runner sends live events, from any thread.
+
+    Never blocks, never fails, never decides anything durable.
+    """
+
+    def emit(self, event_type: str, **fields: Json) -> None:
+        """Send one event; the session adds turn, Step execution and attempt.
+
+        Types of a runner: ``text_delta`` and ``reasoning_delta`` (``text``, ``agent_name``),
+        ``tool_call_started`` and ``tool_call_finished`` for calls without a Step (``tool_call_id``,
+        ``tool_name``, ``agent_name``), ``tool_call_progress`` for what a tool shows before its
+        result (``tool_call_id``, ``tool_name``, ``agent_name``, ``author``, ``text``, ``output``,
+        ``is_partial``).
+        """
+
+
 @dataclass(frozen=True)
 class DeferredToolExecution:
     """What one attempt of a tool Step gets.
@@ -190,6 +207,7 @@ class DeferredToolExecution:
             ``request`` that was the interrupt's ``framework_data``. A call that asked for both has
             both.
         checkpoint: What attempts of this call leave each other; always set in a tool Step.
+        events: Live events of the Step; always set in a tool Step.
     """
 
     session_id: str
@@ -206,6 +224,7 @@ class DeferredToolExecution:
     framework_data: Json = None
     answer: Json = None
     checkpoint: StepCheckpoint | None = None
+    events: AgentEventWriter | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from dex_agents._contract.calls import (
+    AgentEventWriter,
     DeferredToolExecution,
     StepCheckpoint,
     ToolCallRecord,
@@ -14,21 +15,6 @@ from dex_agents._contract.calls import (
 )
 from dex_agents._contract.messages import AgentMessage, HistorySummary, Json
 from dex_agents._contract.outcomes import RunModelOutcome
-
-
-class AgentEventWriter(Protocol):
-    """Where a runner sends live events, from any thread.
-
-    Never blocks, never fails, never decides anything durable.
-    """
-
-    def emit(self, event_type: str, **fields: Json) -> None:
-        """Send one event; the session adds turn, Step execution and attempt.
-
-        Types of a runner: ``text_delta`` and ``reasoning_delta`` (``text``, ``agent_name``),
-        ``tool_call_started`` and ``tool_call_finished`` for calls without a Step (``tool_call_id``,
-        ``tool_name``, ``agent_name``).
-        """
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,7 @@ class _ToolStep(Step[bytes]):
                 "tool_call_started", **call_fields(task.call), arguments=dict(_arguments(task))
             )
             await heartbeat.send()
-            record = await self._run(context, task, tool_context, heartbeat)
+            record = await self._run(context, task, tool_context, heartbeat, events)
             _failpoints.reach("tool.after_call", context.flow_id)
             if isinstance(record, InterruptRequest):
                 return wait_for_answer(context, self._flow, task, record)
@@ -251,6 +251,7 @@ class _ToolStep(Step[bytes]):
         task: CallTask,
         tool_context: object,
         heartbeat: StepHeartbeat,
+        events: StepEvents,
     ) -> ToolCallRecord | InterruptRequest:
         call = task.call
         options = self._flow.options
@@ -270,6 +271,7 @@ class _ToolStep(Step[bytes]):
             framework_data=call.framework_data,
             answer=task.answer,
             checkpoint=heartbeat,
+            events=events,
         )
         _failpoints.reach("tool.before_call", context.flow_id)
         place = SpanPlace(context.flow_id, task.turn_id, context.step_execution_id, context.attempt)

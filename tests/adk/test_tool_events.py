@@ -1,0 +1,308 @@
+"""Generator functions and nodes as tools run in their Step, and their events are those of plain ADK."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.apps.app import App
+from google.adk.artifacts.in_memory_artifact_service import InMemoryArtifactService
+from google.adk.events.event import Event
+from google.adk.events.request_input import RequestInput
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.tools.long_running_tool import LongRunningFunctionTool
+from google.adk.tools.tool_context import ToolContext
+from google.adk.workflow import START, Workflow
+from google.genai import types
+
+from dex_agents._effects import ToolEffect, ToolPolicy
+from dex_agents._errors import AgentTurnError
+from dex_agents_google_adk import AdkAgentRunner, idempotency_key_for_tool_call
+from support.adk_oracle import Driver, ScriptedLlm, Step, World, call, compare, text
+from support.waiting import pending, session
+
+Items = AsyncGenerator[Any, None]
+
+
+def agent_with(world: World, *tools: Any, **fields: Any) -> LlmAgent:
+    return LlmAgent(name="root", model=ScriptedLlm(world=world), tools=list(tools), **fields)
+
+
+def report(world: World) -> Any:
+    async def report(x: str, tool_context: ToolContext) -> Items:
+        """Report.
+
+        Args:
+            x: What about.
+        """
+        world.ran("report", x=x)
+        tool_context.state[f"began {x}"] = x
+        yield Event(partial=True, message="half")  # type: ignore[call-arg]
+        yield Event(message=f"half of {x}")  # type: ignore[call-arg]
+        tool_context.state["temp:short"] = x
+        tool_context.state["newest"] = x
+        await tool_context.save_artifact("report.txt", types.Part(text=x))
+        yield {"value": x, "seen": tool_context.state[f"began {x}"]}
+
+    return report
+
+
+def blocking(world: World) -> Any:
+    def blocking(x: str) -> Any:
+        """Blocking.
+
+        Args:
+            x: What about.
+        """
+        world.ran("blocking", x=x)
+        yield f"{x}!"
+
+    return blocking
+
+
+def silent(world: World) -> Any:
+    async def silent(x: str) -> Items:
+        """Silent.
+
+        Args:
+            x: What about.
+        """
+        world.ran("silent", x=x)
+        if x == "never":
+            yield x
+
+    return silent
+
+
+def ending(world: World) -> Any:
+    async def ending(x: str, tool_context: ToolContext) -> Items:
+        """Ending.
+
+        Args:
+            x: What about.
+        """
+        tool_context.actions.skip_summarization = True
+        yield Event(message="on the way")  # type: ignore[call-arg]
+        yield {"value": x}
+
+    return ending
+
+
+def flow(world: World, *nodes: Any, **fields: Any) -> Workflow:
+    return Workflow(
+        name="flow",
+        description="Flow.",
+        input_schema=str,
+        edges=[(START, *nodes)],
+        **fields,
+    )
+
+
+def double(node_input: str) -> str:
+    return node_input * 2
+
+
+def wrap(node_input: str) -> Event:
+    return Event(output={"wrapped": node_input}, state={"wrapped": node_input})  # type: ignore[call-arg]
+
+
+def workflow_tool(world: World) -> Any:
+    return flow(world, double, wrap)
+
+
+class _Inner(ScriptedLlm):
+    """Has answers of its own, and counts with the world what it was asked."""
+
+    answers: Any = ()
+
+    def scripted_step(self, request: Any, shown: Any) -> Step:
+        asked = sum(1 for part in request.contents for p in part.parts if p.function_response)
+        return self.answers[asked]
+
+
+def agent_flow(world: World) -> Any:
+    def look(x: str) -> dict[str, str]:
+        """Look."""
+        world.ran("look", x=x)
+        return {"value": x}
+
+    inner = LlmAgent(
+        name="inner",
+        model=_Inner(world=world, answers=[[call("look", "i1", x="5")], [text("inner done")]]),
+        tools=[look],
+        output_key="said",
+    )
+    return flow(world, double, inner)
+
+
+CASES: dict[str, tuple[list[Callable[[World], Any]], list[Step], Sequence[str]]] = {
+    "one": ([report], [[call("report", "c1", x="a")], [text("done")]], ["go"]),
+    "blocking": ([blocking], [[call("blocking", "c1", x="a")], [text("done")]], ["go"]),
+    "nothing": ([silent], [[call("silent", "c1", x="a")], [text("done")]], ["go"]),
+    "ends the turn": ([ending], [[call("ending", "c1", x="a")]], ["go"]),
+    "two and a plain one": (
+        [report, blocking],
+        [
+            [call("report", "c1", x="a"), call("blocking", "c2", x="b")],
+            [call("report", "c3", x="c"), call("report", "c4", x="d")],
+            [text("done")],
+        ],
+        ["go"],
+    ),
+    "ids that come again": (
+        [report],
+        [[call("report", "c1", x="a")], [text("one")]] * 2,
+        ["go", "again"],
+    ),
+    "workflow": ([workflow_tool], [[call("flow", "c1", request="a")], [text("done")]], ["go"]),
+    "workflow, wrong arguments": ([workflow_tool], [[call("flow", "c1")], [text("done")]], ["go"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_equal_to_plain(name: str) -> None:
+    tools, script, messages = CASES[name]
+    await compare(
+        lambda world: agent_with(world, *(make(world) for make in tools)), script, messages
+    )
+
+
+async def test_an_agent_in_a_workflow_tool_runs_in_the_step() -> None:
+    driver = await compare(
+        lambda world: agent_with(world, agent_flow(world)),
+        [[call("flow", "c1", request="a")], [text("done")], [text("more")]],
+        ["go", "again"],
+    )
+    assert [kind.tool_name for kind in driver.requested] == ["flow"]
+    assert driver.state["said"] == "inner done"
+
+
+async def test_in_a_tree_with_callbacks_and_plugins() -> None:
+    class Watch(BasePlugin):
+        def __init__(self, world: World) -> None:
+            super().__init__("watch")
+            self.world = world
+
+        async def on_event_callback(self, *, invocation_context: Any, event: Event) -> None:
+            if event.partial:
+                return  # those of a tool are shown live only
+            output = event.output if event.output is not None else ""
+            told = [part.text for part in (event.content.parts if event.content else None) or []]
+            self.world.log(f"event {event.author} {told} {output} {event.branch}")
+
+        async def after_tool_callback(self, *, tool: Any, result: Any, **_: Any) -> None:
+            self.world.log(f"after {tool.name} {result}")
+
+    def build(world: World) -> App:
+        sub = LlmAgent(
+            name="sub",
+            model=ScriptedLlm(world=world),
+            tools=[report(world), blocking(world)],
+            before_tool_callback=lambda tool, args, tool_context: world.log(f"before {tool.name}"),
+        )
+        root = agent_with(world, sub_agents=[sub])
+        return App(name="root", root_agent=root, plugins=[Watch(world)])
+
+    await compare(
+        build,
+        [
+            [call("transfer_to_agent", "t1", agent_name="sub")],
+            [call("report", "c1", x="a")],
+            [call("blocking", "c2", x="b")],
+            [text("done")],
+            [call("report", "c3", x="c")],
+            [text("again")],
+        ],
+        ["go", "more"],
+    )
+
+
+async def test_what_it_shows_comes_live_and_once() -> None:
+    world = World([[call("report", "c1", x="a")], [text("done")]])
+    agent = agent_with(world, report(world))
+    driver = Driver(
+        AdkAgentRunner(agent, artifact_service=InMemoryArtifactService()), world, repeats=2
+    )
+    await driver.turn("go")
+    assert [
+        (e["text"], e["is_partial"], e["output"]) for e in driver.live.of("tool_call_progress")
+    ] == [
+        ("half", True, None),
+        ("half of a", False, None),
+        ("", False, {"value": "a", "seen": "a"}),
+    ]
+    assert [e["text"] for e in driver.live.of("text_delta")] == ["done"]
+
+
+async def test_idempotency_key_is_the_calls() -> None:
+    async def keyed(tool_context: ToolContext) -> Items:
+        """Keyed."""
+        yield {"key": idempotency_key_for_tool_call(tool_context)}
+
+    world = World([[call("keyed", "c1")], [text("done")]])
+    driver = Driver(AdkAgentRunner(agent_with(world, keyed)), world)
+    await driver.turn("go")
+    parts = driver.history[3].framework_item["content"]["parts"]
+    assert parts[0]["function_response"]["response"] == {"key": "session-1/t1/c1"}
+
+
+async def test_long_running_generator_waits_for_the_answer(tmp_path: Path) -> None:
+    async def begin(x: str) -> Items:
+        """Begin."""
+        yield Event(message="begun")  # type: ignore[call-arg]
+        yield {"ticket": x}
+
+    world = World([[call("begin", "c1", x="a")], [text("done")]])
+    root = agent_with(world, LongRunningFunctionTool(begin))
+    async with session(root, tmp_path) as sessions:
+        waiting = (await pending(sessions, 1))[0]
+        assert (waiting.kind, waiting.payload) == ("long_running", {"ticket": "a"})
+        await sessions.answer_question("s", waiting.interrupt_id, {"url": "b"})
+        await sessions.wait_for_turn("s", 1, timeout_s=40.0)
+        page = await sessions.list_messages("s")
+    assert [message.text for message in page.messages] == ["go", "", "begun", "", "", "done"]
+    assert world.requests[-1]["contents"][-1]["parts"][0]["function_response"]["response"] == {
+        "url": "b"
+    }
+
+
+async def test_a_question_on_the_way_is_an_explicit_failure() -> None:
+    async def ask(x: str) -> Items:
+        """Ask."""
+        yield RequestInput(interrupt_id="q1", message="Which?", response_schema=None)
+
+    world = World([[call("ask", "c1", x="a")], [text("done")]])
+    driver = Driver(AdkAgentRunner(agent_with(world, ask)), world)
+    await driver.turn("go")
+    answer = driver.history[2].framework_item["content"]["parts"][0]["function_response"][
+        "response"
+    ]
+    assert "The tool stopped to wait" in answer["error"]
+
+
+async def test_a_generator_that_raises_is_a_failed_call() -> None:
+    async def broken(x: str) -> Items:
+        """Broken."""
+        yield Event(message="half")  # type: ignore[call-arg]
+        raise ValueError(f"no {x}")
+
+    world = World([[call("broken", "c1", x="a")], [text("done")]])
+    runner = AdkAgentRunner(agent_with(world, broken), default_tool_effect=ToolEffect.READ)
+    driver = Driver(runner, world)
+    await driver.turn("go")
+    answer = driver.history[2].framework_item["content"]["parts"][0]["function_response"][
+        "response"
+    ]
+    assert answer == {"error": "The tool call failed: no a"}
+
+
+async def test_a_read_may_not_hold_a_write() -> None:
+    world = World([[call("flow", "c1", request="a")]])
+    runner = AdkAgentRunner(
+        agent_with(world, agent_flow(world)), tool_policies={"flow": ToolPolicy(ToolEffect.READ)}
+    )
+    with pytest.raises(AgentTurnError, match=r"node tool 'flow'.*'look'"):
+        await Driver(runner, world).turn("go")
