@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import datetime
+import email.utils
 from collections.abc import Sequence
 from typing import Any
 
@@ -119,6 +121,42 @@ async def test_retry_after() -> None:
     with pytest.raises(ModelCallError) as caught:
         await one_turn([failure(429, details=[info])])
     assert caught.value.retry_after_s == 12.5
+
+
+IN_AN_HOUR = email.utils.format_datetime(
+    datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1), usegmt=True
+)
+
+
+@pytest.mark.parametrize(
+    "headers,least,most",
+    [
+        ({"retry-after-ms": "250", "Retry-After": "1"}, 0.25, 0.25),
+        ({"X-MS-Retry-After-Ms": "1500"}, 1.5, 1.5),
+        ({"retry-after-ms": "soon", "Retry-After": "2"}, 2.0, 2.0),
+        ({"Retry-After": IN_AN_HOUR}, 3_000.0, 3_600.0),
+        ({"Retry-After": "Sun, 06 Nov 1994 08:49:37 GMT"}, 0.0, 0.0),
+        ({"Retry-After": "-5"}, 0.0, 0.0),
+    ],
+)
+async def test_forms_of_retry_after(headers: dict[str, str], least: float, most: float) -> None:
+    answer = failure(429)
+    answer.headers = headers
+    with pytest.raises(ModelCallError) as caught:
+        await one_turn([answer])
+    assert caught.value.retry_after_s is not None
+    assert least <= caught.value.retry_after_s <= most
+
+
+@pytest.mark.parametrize(
+    "value", ["", "soon", "inf", "nan", "1e400", "Mon, 99 Foo 99999", "Fri, 01 Jan 2100 -0000"]
+)
+async def test_junk_is_no_retry_after(value: str) -> None:
+    answer = failure(429)
+    answer.headers = {"Retry-After": value, "retry-after-ms": value}
+    with pytest.raises(ModelCallError) as caught:
+        await one_turn([answer])
+    assert caught.value.retry_after_s is None
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import math
 import re
 import time
 from typing import Any
@@ -32,6 +33,8 @@ _CLIENT_MODULES = ("google", "openai", "anthropic", "litellm")
 _NO_KEY = re.compile(
     r"\b(no|missing)\b[^.]{0,40}\b(api[ _]key|credentials|key inputs)\b", re.IGNORECASE
 )
+_MILLISECONDS = ("retry-after-ms", "x-ms-retry-after-ms")
+"""Headers of OpenAI and Azure, finer than ``retry-after`` beside them."""
 _DELAY = re.compile(r"^(\d+(?:\.\d+)?)s$")
 
 
@@ -102,29 +105,40 @@ def _is_transport(error: BaseException) -> bool:
 
 def _retry_after(error: BaseException) -> float | None:
     # LiteLLM makes up a response of its own, and keeps the provider's headers apart.
-    headers: Any
-    for headers in (
+    given: Any
+    for given in (
         getattr(error, "litellm_response_headers", None),
         getattr(getattr(error, "response", None), "headers", None),
     ):
-        if not hasattr(headers, "get"):
+        if not hasattr(given, "items"):
             continue
-        value = headers.get("retry-after") or headers.get("Retry-After")
-        if value is not None and (seconds := _seconds(str(value))) is not None:
+        headers = {str(name).lower(): str(value) for name, value in given.items()}
+        for name in _MILLISECONDS:
+            if (milliseconds := _number(headers.get(name))) is not None:
+                return milliseconds / 1000
+        if (seconds := _seconds(headers.get("retry-after"))) is not None:
             return seconds
     return _retry_info(getattr(error, "details", None))
 
 
-def _seconds(value: str) -> float | None:
+def _number(value: str | None) -> float | None:
     try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        moment = email.utils.parsedate_to_datetime(value)
+        number = float(value or "")
     except ValueError:
         return None
-    return max(0.0, moment.timestamp() - time.time())
+    return max(0.0, number) if math.isfinite(number) else None
+
+
+def _seconds(value: str | None) -> float | None:
+    if value is None:
+        return None
+    if (number := _number(value)) is not None:
+        return number
+    try:
+        moment = email.utils.parsedate_to_datetime(value)
+        return max(0.0, moment.timestamp() - time.time())
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _retry_info(details: Any) -> float | None:
