@@ -14,8 +14,9 @@ from typing import Any
 from google.adk.artifacts.base_artifact_service import ArtifactVersion, BaseArtifactService
 from google.genai import types
 
-from dex_agents._contract import AgentMessage, Json, RunModelRequest
+from dex_agents._contract import AgentMessage, Json, RunModelRequest, ToolCallRecord
 from dex_agents_google_adk._run_state import RunState
+from dex_agents_google_adk._tool_events import events_of
 
 Place = tuple[str, int]
 """Session and version."""
@@ -79,9 +80,14 @@ def _open_turn_items(request: RunModelRequest, state: RunState | None) -> Iterat
     for call in (call for event in state.paused for call in event.calls):
         yield {"actions": call.actions}
         if call.record is not None:
-            yield call.record.framework_data
+            yield from _items_of(call.record)
     for record in request.records:
-        yield record.framework_data
+        yield from _items_of(record)
+
+
+def _items_of(record: ToolCallRecord) -> Iterator[Json]:
+    yield from events_of(record)
+    yield record.framework_data
 
 
 class SessionArtifacts(BaseArtifactService):
