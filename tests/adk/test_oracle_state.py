@@ -132,6 +132,7 @@ def test_json_form_of_what_adk_cannot_store() -> None:
         "function": len,
         "error": ValueError("x"),
         "key": {(1, 2): 3, None: 4},
+        "same": {1: "int", "1": "text", "1,2": 0, (1, 2): 3},
     }
     form = to_json(values)
     json.dumps(form, allow_nan=False, ensure_ascii=False).encode()
@@ -142,6 +143,7 @@ def test_json_form_of_what_adk_cannot_store() -> None:
     assert form["broken"] == {"data": "_w=="}
     assert form["digits"].startswith("0x")
     assert form["key"] == {"1,2": 3, "None": 4}
+    assert form["same"] == {"1": "text", "1,2": 0, "1 (int 2)": "int", "1,2 (tuple 2)": 3}
 
 
 async def test_state_of_tools_and_templates() -> None:

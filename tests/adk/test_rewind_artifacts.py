@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,13 @@ async def save(name: str, content: str, tool_context: ToolContext) -> str:
     return f"saved {content}"
 
 
+async def save_and_yield(
+    name: str, content: str, tool_context: ToolContext
+) -> AsyncGenerator[str, None]:
+    """Save, as a generator."""
+    yield await save(name, content, tool_context)
+
+
 async def load(name: str, tool_context: ToolContext) -> str:
     """Load."""
     part = await tool_context.load_artifact(name)
@@ -64,7 +71,7 @@ def build(world: Any) -> LlmAgent:
         name="root",
         model=TreeLlm(world=world),
         instruction="{tenant} {app:plan?} {limits?} {saved_one?} {saved_two?} {artifact.report?}",
-        tools=[save, load, names],
+        tools=[save, save_and_yield, load, names],
         sub_agents=[child],
     )
 
@@ -94,7 +101,7 @@ AFTER: Turn = (
     {
         "root": [
             [call("load", name="report"), call("load", name="new"), call("names")],
-            [call("save", name="report", content="four")],
+            [call("save_and_yield", name="report", content="four")],
             [call("load", name="report")],
             text("done"),
         ]

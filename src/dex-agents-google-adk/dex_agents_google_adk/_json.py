@@ -12,6 +12,7 @@ integers of more than 4,000 bits  hexadecimal text such as ``"0x1f…"``
 text with lone surrogates         the surrogates as ``\\udXXX`` escapes
 bytes                             URL-safe base64, as ADK writes them
 other objects                     ``repr``
+keys that look the same           the later ones with their type, as ``"1 (int 2)"``
 a container inside itself         ``"<circular reference>"``
 nesting deeper than 100           ``repr`` of what lies below
 ================================  =====================================================
@@ -77,7 +78,17 @@ def _convert(value: Any, depth: int, above: tuple[int, ...]) -> Json:
 
 def _object(value: dict[Any, Any], depth: int, above: tuple[int, ...]) -> Json:
     inside = (*above, id(value))
-    return {_key(key): _convert(item, depth + 1, inside) for key, item in value.items()}
+    form = {_key(key): _convert(item, depth + 1, inside) for key, item in value.items()}
+    if len(form) == len(value):
+        return form
+    # Keys such as 1 and "1" look the same.
+    apart: dict[str, Json] = {}
+    for key, item in sorted(value.items(), key=lambda entry: type(entry[0]) is not str):
+        name, number = _key(key), 2
+        while name in apart:
+            name, number = f"{_key(key)} ({type(key).__name__} {number})", number + 1
+        apart[name] = _convert(item, depth + 1, inside)
+    return apart
 
 
 def _array(value: Iterable[Any], depth: int, above: tuple[int, ...]) -> Json:
