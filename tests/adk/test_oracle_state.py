@@ -8,6 +8,7 @@ import decimal
 import enum
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from support.adk_oracle import (
     text,
     thought,
 )
+from support.waiting import session
 
 READ: Any = {"default_tool_effect": ToolEffect.READ}
 
@@ -232,6 +234,37 @@ async def test_artifacts() -> None:
     ]
     services = (InMemoryArtifactService(), InMemoryArtifactService())
     await compare(build, script, artifact_services=services, **READ)
+
+
+async def test_what_a_repeated_callback_saves_is_a_version_more(tmp_path: Path) -> None:
+    world = World([call("tool", "c1"), call("tool", "c1"), text("done")])
+    service = InMemoryArtifactService()
+
+    def tool() -> str:
+        """Tool."""
+        return "ran"
+
+    async def save(tool: Any, args: Any, tool_context: ToolContext) -> None:
+        world.log("save")
+        await tool_context.save_artifact("f.txt", types.Part(text=f"copy {len(world.callbacks)}"))
+        if len(world.callbacks) == 1:
+            raise ConnectionError("the attempt ends here, as if its Worker had died")
+
+    root = agent_with(world, tool, before_tool_callback=save)
+    async with session(root, tmp_path, artifact_service=service) as sessions:
+        await sessions.wait_for_turn("s", 1, timeout_s=40.0)
+        page = await sessions.list_messages("s")
+    assert [m.framework_item["actions"]["artifact_delta"] for m in page.messages] == [
+        {},
+        {},
+        {"f.txt": 1},
+        {},
+    ]
+    place: Any = {"app_name": "root", "user_id": "user", "session_id": "s", "filename": "f.txt"}
+    assert world.callbacks == ["save", "save"]
+    newest = await service.load_artifact(**place)
+    assert newest is not None
+    assert newest.text == "copy 2"
 
 
 @pytest.mark.parametrize(
