@@ -10,12 +10,13 @@ import asyncio
 import dataclasses
 import datetime
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
 from google.adk.apps.app import App
+from google.adk.events.event import Event
 from google.adk.planners.plan_re_act_planner import PlanReActPlanner
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.base_tool import BaseTool
@@ -706,3 +707,23 @@ def a_planner() -> Case:
 def run_config_of_the_application() -> Case:
     config = RunConfig(custom_metadata={"tenant": "t1"}, labels={"team": "x"})
     return Case(abc, [*PARALLEL], run_config=config)
+
+
+@case
+def yields() -> Case:
+    def build(world: SideWorld) -> LlmAgent:
+        async def report(x: str, tool_context: ToolContext) -> AsyncGenerator[Any, None]:
+            """Report."""
+            world.ran_in(tool_context, "report", x=x)
+            yield Event(message=f"on {x}")  # type: ignore[call-arg]
+            tool_context.state["report"] = x
+            yield {"value": x}
+
+        return agent(world, FunctionTool(report), echo(world, "b"))
+
+    script = [
+        [call("report", "r1", x="1"), call("b", "b1", x="2")],
+        [call("report", "r2", x="3")],
+        text("done"),
+    ]
+    return Case(build, script, policies={"report": PUT})
