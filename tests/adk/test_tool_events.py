@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from google.genai import types
 
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents._errors import AgentTurnError
+from dex_agents.testing import explore_crashes
 from dex_agents_google_adk import AdkAgentRunner, idempotency_key_for_tool_call
 from support.adk_oracle import Driver, ScriptedLlm, Step, World, call, compare, text
 from support.waiting import pending, session
@@ -267,6 +269,39 @@ async def test_long_running_generator_waits_for_the_answer(tmp_path: Path) -> No
     assert world.requests[-1]["contents"][-1]["parts"][0]["function_response"]["response"] == {
         "url": "b"
     }
+
+
+async def test_a_generator_that_is_cancelled_is_closed(tmp_path: Path) -> None:
+    began, closed = asyncio.Event(), asyncio.Event()
+
+    async def stream(x: str) -> Items:
+        """Stream."""
+        try:
+            yield Event(message="begun")  # type: ignore[call-arg]
+            began.set()
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    world = World([[call("stream", "c1", x="a")], [text("done")]])
+    async with session(agent_with(world, stream), tmp_path) as sessions:
+        async with asyncio.timeout(40):
+            await began.wait()
+            await sessions.cancel_turn("s")
+            await closed.wait()
+        await sessions.wait_for_turn("s", 1, timeout_s=40.0)
+        await sessions.send_user_message("s", "more")
+        await sessions.wait_for_turn("s", 2, timeout_s=40.0)
+        page = await sessions.list_messages("s")
+    assert [message.text for message in page.messages][-2:] == ["more", "done"]
+
+
+@pytest.mark.long
+async def test_no_kill_changes_what_it_does() -> None:
+    report = await explore_crashes(
+        "adk.yielding_agent:build_flow", ["go"], repeatable=["began", "ended", "look"]
+    )
+    report.check()
 
 
 async def test_a_question_on_the_way_is_an_explicit_failure() -> None:
