@@ -283,7 +283,20 @@ def test_results_of_one_response_share_a_budget() -> None:
 
 def test_side_data_that_cannot_be_stored_is_dropped_and_the_result_kept() -> None:
     record = succeeded_record(TASK, ToolExecutionResult("fine", object()), 1, 4_096)
-    assert (record.output, record.framework_data) == ("fine", None)
+    assert record.framework_data is None
+    assert record.output["result"] == "fine"
+    assert "was not stored: it is no JSON" in record.output["not_stored"]
+    noise = random.Random(1).randbytes(4_000).hex()
+    large: Any = ToolExecutionResult({"a": 1}, {"actions": {"state_delta": {"k": noise}}})
+    record = succeeded_record(TASK, large, 1, 4_096)
+    assert record.framework_data is None
+    assert record.output["a"] == 1
+    assert "limit 2048; see AgentSessionOptions.max_result_bytes" in record.output["not_stored"]
+    large = ToolExecutionResult(noise, {"actions": noise})
+    record = succeeded_record(TASK, large, 1, 4_096)
+    assert record.output["truncated"]
+    assert record.output["not_stored"]
+    assert len(encode(record.output)) <= 4_096
     not_a_result: Any = "text"
     record = succeeded_record(TASK, not_a_result, 1, 4_096)
     assert record.status is ToolCallStatus.SUCCEEDED

@@ -16,6 +16,8 @@ from dex_agents._session.failures import clean_text
 from dex_agents._session.records import CallTask
 
 _LOGGER = logging.getLogger("dex_agents")
+NOT_STORED_KEY = "not_stored"
+"""In the output of a call whose side data was too large, says so."""
 _PREVIEW_SHARE = 2  # the preview takes at most this fraction of the limit, escapes included
 ROUND_BYTES = 2 * 1024 * 1024
 """What all results of one response may take together: one ``RunModel`` task carries them all."""
@@ -43,7 +45,10 @@ def _images(tool_name: str, given: object) -> tuple[ImageReference, ...]:
 def succeeded_record(
     task: CallTask, result: ToolExecutionResult, attempt: int, max_bytes: int
 ) -> ToolCallRecord:
-    """The record of a call that succeeded, in at most about ``max_bytes`` as stored."""
+    """The record of a call that succeeded, in at most about ``max_bytes`` as stored.
+
+    Side data that takes more than half of that is dropped, and the output says so.
+    """
     try:
         output, framework_data, given = result.output, result.framework_data, result.images
     except AttributeError:
@@ -54,12 +59,9 @@ def succeeded_record(
     if framework_data is not None:
         size = _size(framework_data)
         if size is None or size > max_bytes // 2:
-            _LOGGER.warning(
-                "side data of tool %s dropped: it cannot be stored in %d bytes",
-                task.call.tool_name,
-                max_bytes // 2,
-            )
-            framework_data = None
+            lost = _lost(size, max_bytes // 2)
+            _LOGGER.warning("tool %s: %s", task.call.tool_name, lost)
+            output, framework_data = _with_note(fit_output(output, max_bytes // 2), lost), None
         else:
             max_bytes -= size
     return ToolCallRecord(
@@ -71,6 +73,18 @@ def succeeded_record(
         attempt=attempt,
         images=images,
     )
+
+
+def _lost(size: int | None, limit: int) -> str:
+    what = "what the call left beside its result, such as session state, was not stored: "
+    if size is None:
+        return f"{what}it is no JSON"
+    return f"{what}{size} bytes, limit {limit}; see AgentSessionOptions.max_result_bytes"
+
+
+def _with_note(output: Json, note: str) -> Json:
+    """The output, and for whoever reads it that something else of the call is lost."""
+    return {**(output if isinstance(output, dict) else {"result": output}), NOT_STORED_KEY: note}
 
 
 def _size(value: Json) -> int | None:
