@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.agents.invocation_context import LlmCallsLimitExceededError
 from google.adk.agents.llm_agent import LlmAgent
+from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
 from google.adk.apps.app import App
 from google.adk.artifacts.in_memory_artifact_service import InMemoryArtifactService
 from google.adk.events.event import Event
@@ -23,7 +25,7 @@ from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents._errors import AgentTurnError
 from dex_agents.testing import explore_crashes
 from dex_agents_google_adk import AdkAgentRunner, idempotency_key_for_tool_call
-from support.adk_oracle import Driver, ScriptedLlm, Step, World, call, compare, text
+from support.adk_oracle import Driver, ScriptedLlm, Step, World, call, compare, run_plain, text
 from support.waiting import pending, session
 
 Items = AsyncGenerator[Any, None]
@@ -177,9 +179,36 @@ async def test_an_agent_in_a_workflow_tool_runs_in_the_step() -> None:
         lambda world: agent_with(world, agent_flow(world)),
         [[call("flow", "c1", request="a")], [text("done")], [text("more")]],
         ["go", "again"],
+        calls_per_step=3,
     )
     assert [kind.tool_name for kind in driver.requested] == ["flow"]
     assert driver.state["said"] == "inner done"
+
+
+async def test_model_calls_inside_a_tool_count() -> None:
+    def build(world: World) -> LlmAgent:
+        return agent_with(world, agent_flow(world))
+
+    script: list[Step] = [[call("flow", "c1", request="a")], [text("done")]]
+    for limit in (3, 4):
+        config = RunConfig(max_llm_calls=limit, streaming_mode=StreamingMode.SSE)
+        world = World(script)
+        runner = AdkAgentRunner(build(world), run_config=config)
+        driver = Driver(runner, world, calls_per_step=3)
+        if limit == 4:
+            await driver.turn("go")
+            assert len(world.requests) == driver.usage.model_calls == 4
+            continue
+        with pytest.raises(LlmCallsLimitExceededError):
+            await run_plain(build, script, ["go"], run_config=config)
+        with pytest.raises(AgentTurnError, match="limit of `3` exceeded"):
+            await driver.turn("go")
+
+
+async def test_the_answer_of_a_turn_is_no_text_of_its_tools() -> None:
+    world = World([[call("ending", "c1", x="a")]])
+    driver = Driver(AdkAgentRunner(agent_with(world, ending(world))), world)
+    assert (await driver.turn("go")).final_text == ""
 
 
 async def test_in_a_tree_with_callbacks_and_plugins() -> None:

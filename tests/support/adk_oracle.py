@@ -203,6 +203,7 @@ class Driver:
     Attributes:
         repeats: How often each RunModel runs; all but the last attempt are thrown away.
         execute: Replaces the tool Step; a record, or None for the ordinary execution.
+        calls_per_step: Most model calls of a RunModel and the tools whose results it got.
     """
 
     runner: AdkAgentRunner
@@ -464,6 +465,7 @@ async def compare(
     decide: Decide = lambda _: None,
     execute: Callable[[RequestedToolCall], ToolCallRecord | None] = lambda _: None,
     repeats: int = 2,
+    calls_per_step: int = 1,
     compare_executions: bool = True,
     compare_callbacks: bool = True,
     artifact_services: tuple[Any, Any] = (None, None),
@@ -486,6 +488,7 @@ async def compare(
         **runner_arguments,
     )
     driver = Driver(runner, world, decide=decide, execute=execute, repeats=repeats)
+    driver.calls_per_step = calls_per_step
     for message in messages:
         await driver.turn(message)
     assert world.requests == plain.world.requests

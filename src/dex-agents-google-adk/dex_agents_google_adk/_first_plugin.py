@@ -291,7 +291,12 @@ class FirstPlugin(BasePlugin):
                 self._attempt.call_settled(tool_context)
                 return _settled_answer(call.response)
             apply_actions(tool_context, copy_json(actions_of(replay.record)))
-            await replay_events(tool_context, replay.record, self._attempt.tool_events)
+            await replay_events(
+                tool_context,
+                replay.record,
+                self._attempt.tool_events,
+                self._attempt.model_calls.ran_in_step,
+            )
             answer = copy_json(response_of(replay.record))
             return given_answer(answer) if tool.is_long_running else answer
         response = self._attempt.open_response(key)

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from google.adk.agents.invocation_context import LlmCallsLimitExceededError
+from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.base_tool import BaseTool
+from google.genai import types
 
 from dex_agents._contract import ModelCallMetadata, TokenUsage
 from dex_agents_google_adk._branches import are_related
@@ -36,6 +38,7 @@ class ModelCalls:
         self._so_far = so_far
         self._maximum = maximum
         self._calls: list[_ModelCall] = []
+        self._in_steps = TokenUsage()
         self._running: dict[AgentKey, _ModelCall] = {}
         self._requests: dict[AgentKey, LlmRequest] = {}
         self._branches: set[str | None] = set()
@@ -72,7 +75,7 @@ class ModelCalls:
             LlmCallsLimitExceededError: The turn has used up ``RunConfig.max_llm_calls``.
         """
         self._branches.add(key[1])
-        total = self._so_far + len(self._calls) + 1
+        total = self._so_far + self._in_steps.model_calls + len(self._calls) + 1
         if 0 < self._maximum < total:
             raise LlmCallsLimitExceededError(
                 f"Max number of llm calls limit of `{self._maximum}` exceeded"
@@ -97,13 +100,12 @@ class ModelCalls:
                 getattr(response.finish_reason, "value", response.finish_reason)
             ).lower()
         if (usage := response.usage_metadata) is not None:
-            call.usage = TokenUsage(
-                input_tokens=(usage.prompt_token_count or 0)
-                + (usage.tool_use_prompt_token_count or 0),
-                output_tokens=(usage.candidates_token_count or 0)
-                + (usage.thoughts_token_count or 0),
-                model_calls=1,
-            )
+            call.usage = _usage_of(usage)
+
+    def ran_in_step(self, event: Event) -> None:
+        """Count the model call behind an event of a tool's Step, if it is one."""
+        if event.usage_metadata is not None:
+            self._in_steps += _usage_of(event.usage_metadata)
 
     def __len__(self) -> int:
         """Requests that went out."""
@@ -125,8 +127,8 @@ class ModelCalls:
         return any(not call.answered for call in self._calls)
 
     def usage(self) -> TokenUsage:
-        """Tokens and requests of this attempt."""
-        return sum((call.usage for call in self._calls), TokenUsage())
+        """Tokens and requests of this attempt, and of the tools whose results it got."""
+        return sum((call.usage for call in self._calls), self._in_steps)
 
     def metadata(self) -> ModelCallMetadata:
         """What is known about the model call, as the spec's tracing table says."""
@@ -150,3 +152,11 @@ class ModelCalls:
         """Nobody waits for answers in these branches any more."""
         for (_, branch), call in self._running.items():
             call.answered |= is_given_up(branch)
+
+
+def _usage_of(usage: types.GenerateContentResponseUsageMetadata) -> TokenUsage:
+    return TokenUsage(
+        input_tokens=(usage.prompt_token_count or 0) + (usage.tool_use_prompt_token_count or 0),
+        output_tokens=(usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0),
+        model_calls=1,
+    )

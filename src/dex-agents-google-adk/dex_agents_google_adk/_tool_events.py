@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from google.adk.agents.invocation_context import InvocationContext
@@ -113,8 +113,17 @@ def events_of(record: ToolCallRecord) -> list[Json]:
     return events if isinstance(events, list) else []
 
 
-async def replay_events(context: ToolContext, record: ToolCallRecord, known: ToolEvents) -> None:
-    """Let the events of a call happen in the turn, as if its tool ran now."""
+async def replay_events(
+    context: ToolContext,
+    record: ToolCallRecord,
+    known: ToolEvents,
+    happened: Callable[[Event], None],
+) -> None:
+    """Let the events of a call happen in the turn, as if its tool ran now.
+
+    Args:
+        happened: Called with each that the turn did not have.
+    """
     for item in events_of(record):
         event = load_event(copy_json(item))
         if not known.comes(event.id):
@@ -122,4 +131,15 @@ async def replay_events(context: ToolContext, record: ToolCallRecord, known: Too
         event.timestamp = adk_time.get_time()
         if event.isolation_scope is None:
             event.isolation_scope = context.isolation_scope
+        happened(event)
         await send_event(context, event)
+
+
+def names_of_calls(events: Iterable[Event]) -> Collection[str]:
+    """How ADK names the calls of the given events in the branches of what runs inside them."""
+    return {f"{call.name}@{call.id}" for event in events for call in event.get_function_calls()}
+
+
+def is_inside(event: Event, calls: Collection[str]) -> bool:
+    """Whether an event comes from inside one of the calls, by their names."""
+    return any(name in (event.branch or "") for name in calls)

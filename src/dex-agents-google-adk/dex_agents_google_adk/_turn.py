@@ -70,7 +70,7 @@ from dex_agents_google_adk._run_state import (
 from dex_agents_google_adk._session import AttemptSessionService, make_session
 from dex_agents_google_adk._setup import RunnerSetup
 from dex_agents_google_adk._telemetry import for_listeners
-from dex_agents_google_adk._tool_events import ToolEvents
+from dex_agents_google_adk._tool_events import ToolEvents, is_inside, names_of_calls
 from dex_agents_google_adk._tool_step import make_tool_context
 from dex_agents_google_adk._turn_checks import check_end, check_progress, check_records, check_tasks
 
@@ -446,8 +446,9 @@ def _base_time(request: RunModelRequest) -> float:
 
 
 def _final_text(events: list[Event]) -> str:
+    calls = names_of_calls(events)
     for event in reversed(events):
-        if event.author == USER or not event.is_final_response():
+        if event.author == USER or is_inside(event, calls) or not event.is_final_response():
             continue
         if text := shown_text(event.content):
             return text
