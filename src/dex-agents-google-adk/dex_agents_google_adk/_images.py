@@ -10,7 +10,7 @@ from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from dex_agents._contract import Json
+from dex_agents._contract import NOT_STORED_KEY, Json
 from dex_agents._errors import ModelCallError
 from dex_agents._media.reference import ImageReference, MediaStore
 
@@ -138,6 +138,17 @@ def split_images(result: Any) -> tuple[Any, list[types.Blob]]:
     except Exception:  # a container that breaks while it is read is saved as it is
         return result, []
     return (remaining or {}, images) if images else (result, [])
+
+
+def with_lost_images(remaining: Any, count: int) -> Any:
+    """What is left of a result whose images have no store to go to, and a text that says so."""
+    lost = "1 image was" if count == 1 else f"{count} images were"
+    text = f"({lost} left out: the session has no media store)"
+    if not remaining:
+        return text
+    if isinstance(remaining, dict):
+        return {**remaining, NOT_STORED_KEY: text}
+    return [*remaining, text]
 
 
 def _without_images(value: Any, images: list[types.Blob], depth: int) -> Any:

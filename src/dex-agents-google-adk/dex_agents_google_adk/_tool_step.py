@@ -33,7 +33,7 @@ from dex_agents_google_adk._adk_workarounds.tool_threads import own_threads
 from dex_agents_google_adk._artifacts import SessionArtifacts
 from dex_agents_google_adk._events import shown_text
 from dex_agents_google_adk._idempotency import IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY
-from dex_agents_google_adk._images import split_images
+from dex_agents_google_adk._images import split_images, with_lost_images
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._secrets import Secrets
 from dex_agents_google_adk._session import AttemptSessionService, make_session
@@ -133,8 +133,8 @@ async def _result(
     if blobs and setup.images.store is not None:
         for blob in blobs:
             images.append(await setup.images.store.put_image(blob.data or b""))
-    elif blobs and not remaining:
-        remaining = f"({len(blobs)} images were left out: the session has no media store)"
+    elif blobs:
+        remaining = with_lost_images(remaining, len(blobs))
     output = to_json(remaining)
     if isinstance(output, dict) and not isinstance(remaining, dict):
         # ADK wraps whatever is no dict, such as a pydantic model, before it becomes JSON.

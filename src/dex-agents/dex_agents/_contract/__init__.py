@@ -19,6 +19,7 @@ from dex_agents._contract.abilities import (
     TurnRemover,
 )
 from dex_agents._contract.calls import (
+    NOT_STORED_KEY,
     AgentEventWriter,
     DeferredToolExecution,
     InterruptKind,
@@ -46,6 +47,7 @@ from dex_agents._contract.outcomes import (
 from dex_agents._contract.runner import AgentFrameworkRunner, RunModelRequest
 
 __all__ = [
+    "NOT_STORED_KEY",
     "AgentEventWriter",
     "AgentFrameworkRunner",
     "AgentMessage",

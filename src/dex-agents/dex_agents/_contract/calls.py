@@ -113,6 +113,10 @@ class RequestedToolCall:
         check_fields(self, _CALL, ContractTypeError)
 
 
+NOT_STORED_KEY = "not_stored"
+"""In the output of a call of which something was lost, says what and why."""
+
+
 class ToolCallStatus(StrEnum):
     """How a call ended."""
 
@@ -127,7 +131,8 @@ class ToolCallRecord:
     """The one durable result of one call.
 
     Attributes:
-        output: JSON result of a ``succeeded`` call, exactly as the tool gave it.
+        output: JSON result of a ``succeeded`` call, exactly as the tool gave it unless it was too
+            large; ``not_stored`` in it says what else of the call was lost.
         error: Failure text of a ``failed`` call (with the not-run prefix when the tool never ran)
             or the cause of an unknown outcome.
         rejection_message: What the model reads for a ``rejected`` call.

@@ -9,15 +9,19 @@ import json
 import logging
 from collections.abc import Sequence
 
-from dex_agents._contract import Json, ToolCallRecord, ToolCallStatus, ToolExecutionResult
+from dex_agents._contract import (
+    NOT_STORED_KEY,
+    Json,
+    ToolCallRecord,
+    ToolCallStatus,
+    ToolExecutionResult,
+)
 from dex_agents._media.reference import ImageReference
 from dex_agents._session.encoding import EncodingError, encode
 from dex_agents._session.failures import clean_text
 from dex_agents._session.records import CallTask
 
 _LOGGER = logging.getLogger("dex_agents")
-NOT_STORED_KEY = "not_stored"
-"""In the output of a call whose side data was too large, says so."""
 _PREVIEW_SHARE = 2  # the preview takes at most this fraction of the limit, escapes included
 ROUND_BYTES = 2 * 1024 * 1024
 """What all results of one response may take together: one ``RunModel`` task carries them all."""
