@@ -11,6 +11,7 @@ import pytest
 from google.adk.agents.invocation_context import LlmCallsLimitExceededError
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
+from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.apps.app import App
 from google.adk.artifacts.in_memory_artifact_service import InMemoryArtifactService
 from google.adk.events.event import Event
@@ -249,6 +250,39 @@ async def test_in_a_tree_with_callbacks_and_plugins() -> None:
         ],
         ["go", "more"],
     )
+
+
+async def test_below_a_composite_root_where_plain_adk_has_no_queue() -> None:
+    seen: list[Any] = []
+
+    class Watch(BasePlugin):
+        async def on_event_callback(self, *, invocation_context: Any, event: Event) -> None:
+            if event.author == "report":
+                seen.append((event.branch, event.output))
+
+    def build(world: World) -> App:
+        leaf = LlmAgent(name="leaf", model=ScriptedLlm(world=world), tools=[report(world)])
+        root = SequentialAgent(name="root", sub_agents=[leaf])
+        return App(name="root", root_agent=root, plugins=[Watch("watch")])
+
+    script: list[Step] = [[call("report", "c1", x="a")], [text("done")]]
+    with pytest.raises(RuntimeError, match="_event_queue is not set"):
+        await run_plain(build, script, ["go"])
+    world = World(script)
+    runner = AdkAgentRunner(build(world), artifact_service=InMemoryArtifactService())
+    driver = Driver(runner, world, repeats=2)
+    await driver.turn("go")
+    assert driver.state == {"began a": "a", "newest": "a"}
+    assert [(m.framework_item["author"], m.text) for m in driver.history] == [
+        ("user", "go"),
+        ("leaf", ""),
+        ("report", "half of a"),
+        ("report", ""),
+        ("leaf", ""),
+        ("leaf", "done"),
+    ]
+    assert seen[-2:] == [("report@c1", None), ("report@c1", {"value": "a", "seen": "a"})]
+    assert len(seen) == 4  # both attempts
 
 
 async def test_what_it_shows_comes_live_and_once() -> None:

@@ -85,8 +85,19 @@ def open_event_queue(invocation: InvocationContext) -> asyncio.Queue[Any]:
 
 
 async def send_event(context: ReadonlyContext, event: Event) -> None:
-    """Hand an event to ADK's runner, and wait until it has been appended to the session."""
-    await context._invocation_context._enqueue_event(event)
+    """Hand an event to ADK's runner, and wait until it has been appended to the session.
+
+    Below a composite root ADK has no queue, and such a tool fails there; the event is then appended
+    here.
+    """
+    invocation = context._invocation_context
+    if invocation._event_queue is not None:
+        await invocation._enqueue_event(event)
+        return
+    changed = await invocation.plugin_manager.run_on_event_callback(
+        invocation_context=invocation, event=event
+    )
+    await invocation.session_service.append_event(invocation.session, changed or event)
 
 
 async def credential_state(
