@@ -433,6 +433,14 @@ class _Names:
     def of(self, kind: str, value: str) -> str:
         return self._names.setdefault(f"{kind}:{value}", f"<{kind} {len(self._names)}>")
 
+    def in_places(self, event: Json) -> None:
+        """The ids of calls in an event's branch and node paths."""
+        for name in ("branch", "node_info"):
+            if name not in event:
+                continue
+            text = json.dumps(event[name])
+            event[name] = json.loads(_CALL_ID.sub(lambda found: self.of("call", found[0]), text))
+
 
 def normalised(events: Sequence[Json]) -> list[Json]:
     """Stored history without what only ids and clocks decide."""
@@ -451,6 +459,7 @@ def normalised(events: Sequence[Json]) -> list[Json]:
                 if part.get(kind, {}).get("id"):
                     value = part[kind]["id"]
                     part[kind]["id"] = names.of("call", value) if _CALL_ID.match(value) else value
+        names.in_places(item)
         result.append(item)
     return result
 

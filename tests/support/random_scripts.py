@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from google.adk.agents.llm_agent import LlmAgent
+from google.adk.events.event import Event
 from google.adk.tools.exit_loop_tool import exit_loop
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from support.adk_oracle import ScriptedLlm, Step, World, answer, call, text, thought
 
-NAMES = ["read", "write", "odd", "guarded", "missing"]
+NAMES = ["read", "write", "odd", "guarded", "yielding", "missing"]
 VALUES: list[Any] = ["", 0, None, [], {}, "text", {"a": [1, None]}, "grüße 🎉", False]
 
 
@@ -42,6 +44,16 @@ def build(world: World, model: type[ScriptedLlm] = ScriptedLlm) -> LlmAgent:
         world.ran_in(tool_context, "guarded", x=x)
         return "let through"
 
+    async def yielding(x: int, tool_context: ToolContext) -> AsyncGenerator[Any, None]:
+        """Yielding."""
+        world.ran_in(tool_context, "yielding", x=x)
+        tool_context.actions.skip_summarization = x % 11 == 0 or None
+        if x % 2:
+            yield Event(message=f"on {x}")  # type: ignore[call-arg]
+        tool_context.state[f"key{x % 3}"] = x
+        if x % 3 or x % 7 == 0:  # callbacks see another thing than in plain ADK for nothing
+            yield VALUES[x % len(VALUES)]
+
     def before(tool: Any, args: dict[str, Any], tool_context: ToolContext) -> Any:
         tool_context.state["calls"] = tool_context.state.get("calls", 0) + 1
         if tool.name == "guarded" and args["x"] % 2:
@@ -61,7 +73,7 @@ def build(world: World, model: type[ScriptedLlm] = ScriptedLlm) -> LlmAgent:
         name="root",
         model=model(world=world),
         instruction="Turn {turns?} calls {calls?} key {key0?} last {temp:last?}",
-        tools=[read, write, odd, guarded, exit_loop],
+        tools=[read, write, odd, guarded, yielding, exit_loop],
         before_tool_callback=before,
         after_tool_callback=after,
         before_agent_callback=before_agent,
