@@ -114,6 +114,7 @@ def _script(seed: int) -> Plan:
         build=lambda world: random_scripts.build(world, TreeLlm),
         scripts={"root": script},
         messages=messages,
+        has_ids=seed % _IDS_OF_ADK != 0,
     )
 
 

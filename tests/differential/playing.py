@@ -68,6 +68,7 @@ async def check_killed(folder: Path, ids: Iterable[str], count: int, victim: str
     # Which calls a kill has changed is told by their ids, so both sides must have the same.
     ids = (session_id for session_id in ids if plan_of(session_id).has_ids)
     found = [item async for item in comparable(ids, count)]
+    assert found, "no session to kill anything in"
     places = {session_id: choose_place(session_id, plain) for session_id, plain in found}
     armed = [f"{place}={victim}" for place in places.values()]
     async with open_stage(folder, armed) as stage:
