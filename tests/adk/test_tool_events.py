@@ -381,6 +381,42 @@ async def test_a_question_on_the_way_is_an_explicit_failure() -> None:
     assert "The tool stopped to wait" in answer["error"]
 
 
+async def test_a_workflow_without_an_output_is_an_explicit_failure() -> None:
+    def nothing(node_input: str) -> None:
+        """Nothing."""
+
+    def build(world: World) -> LlmAgent:
+        return agent_with(world, flow(world, nothing))
+
+    script: list[Step] = [[call("flow", "c1", request="a")], [text("done")]]
+    plain = await run_plain(build, script, ["go"])
+    assert len(plain.world.requests) == 1  # plain ADK ends the turn there, without a word
+    world = World(script)
+    driver = Driver(AdkAgentRunner(build(world)), world)
+    await driver.turn("go")
+    answer = driver.history[2].framework_item["content"]["parts"][0]["function_response"][
+        "response"
+    ]
+    assert "ended without an output" in answer["error"]
+
+
+async def test_a_tool_may_run_nodes() -> None:
+    def helper(node_input: str) -> dict[str, str]:
+        return {"helped": node_input}
+
+    def build(world: World) -> LlmAgent:
+        async def runs(x: str, tool_context: ToolContext) -> Any:
+            """Runs."""
+            world.ran("runs", x=x)
+            first = await tool_context.run_node(helper, node_input=x)
+            return [first, await tool_context.run_node(helper, node_input="b", run_id="second")]
+
+        return agent_with(world, runs)
+
+    script: list[Step] = [[call("runs", f"c{n}", x="a")] for n in range(2)]
+    await compare(build, [*script, [text("done")]], default_tool_effect=ToolEffect.READ)
+
+
 async def test_a_generator_that_raises_is_a_failed_call() -> None:
     async def broken(x: str) -> Items:
         """Broken."""

@@ -29,6 +29,12 @@ from dex_agents_google_adk._adk_compat import (
 from dex_agents_google_adk._events import dump_event, load_event
 from dex_agents_google_adk._json import copy_json
 
+_WAITS = (
+    "The tool stopped to wait for an approval or an answer, which its Step cannot pass on; what it "
+    "had done by then is done. Ask before it is called, with the input tool or a confirmation of "
+    "the call, or make its agent a sub-agent."
+)
+_NO_OUTPUT = "The tool's Workflow ended without an output; let its last node return something."
 EVENTS_KEY = "events"
 """Where a result's side data holds the events."""
 
@@ -46,7 +52,7 @@ async def collected_events(
         show: Called with each event as it comes, also with parts of one that is still growing.
 
     Raises:
-        ToolExecutionError: A node stopped to wait for a person.
+        ToolExecutionError: A node stopped to wait for a person, or a Workflow has no output.
     """
     queue = open_event_queue(invocation)
     items: list[Json] = []
@@ -75,9 +81,7 @@ async def collected_events(
             await take(*queue.get_nowait())
     except NodeInterruptedError as waiting:
         raise ToolExecutionError(
-            "The tool stopped to wait for an approval or an answer, which its Step cannot pass on; "
-            "what it had done by then is done. Ask before it is called, with the input tool or a "
-            "confirmation of the call, or make its agent a sub-agent."
+            _WAITS if any(item.get("long_running_tool_ids") for item in items) else _NO_OUTPUT
         ) from waiting
     finally:
         taking.cancel()
