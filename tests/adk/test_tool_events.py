@@ -212,6 +212,21 @@ async def test_the_answer_of_a_turn_is_no_text_of_its_tools() -> None:
     assert (await driver.turn("go")).final_text == ""
 
 
+async def test_the_answer_of_a_turn_may_be_the_text_of_a_task() -> None:
+    world = World(
+        [
+            [call("task", "t1", request="paint")],
+            [text("Which colour?")],
+            [call("finish_task", "f1", result="blue")],
+            [text("painted")],
+        ]
+    )
+    task = LlmAgent(name="task", mode="task", model=ScriptedLlm(world=world), description="Task.")
+    driver = Driver(AdkAgentRunner(agent_with(world, sub_agents=[task])), world)
+    assert (await driver.turn("go")).final_text == "Which colour?"
+    assert (await driver.turn("blue")).final_text == "painted"
+
+
 async def test_in_a_tree_with_callbacks_and_plugins() -> None:
     class Watch(BasePlugin):
         def __init__(self, world: World) -> None:

@@ -139,9 +139,14 @@ async def replay_events(
         await send_event(context, event)
 
 
-def names_of_calls(events: Iterable[Event]) -> Collection[str]:
-    """How ADK names the calls of the given events in the branches of what runs inside them."""
-    return {f"{call.name}@{call.id}" for event in events for call in event.get_function_calls()}
+def names_of_calls(events: Iterable[Event], agents: Collection[str]) -> Collection[str]:
+    """How ADK names the tools' calls among the given events in the branches of what runs inside them.
+
+    Args:
+        agents: Names of the agents, which speak for themselves inside a call.
+    """
+    calls = (call for event in events for call in event.get_function_calls())
+    return {f"{call.name}@{call.id}" for call in calls if call.name not in agents}
 
 
 def is_inside(event: Event, calls: Collection[str]) -> bool:

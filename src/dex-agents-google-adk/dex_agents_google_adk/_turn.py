@@ -4,7 +4,7 @@ on.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from typing import Any
 
@@ -337,7 +337,7 @@ class _TurnAttempt:
         messages = [self._message(event) for event in events]
         return TurnCompleted(
             messages=messages,
-            final_text=_final_text(events),
+            final_text=_final_text(events, self._setup.tree.agent_names),
             usage=usage,
             metadata=metadata,
             took_steering=attempt.took_steering,
@@ -445,8 +445,8 @@ def _base_time(request: RunModelRequest) -> float:
     return max(times)
 
 
-def _final_text(events: list[Event]) -> str:
-    calls = names_of_calls(events)
+def _final_text(events: list[Event], agents: Collection[str]) -> str:
+    calls = names_of_calls(events, agents)
     for event in reversed(events):
         if event.author == USER or is_inside(event, calls) or not event.is_final_response():
             continue
