@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,16 @@ import pytest
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.apps.app import App, ResumabilityConfig
+from google.adk.events.request_input import RequestInput
 from google.adk.runners import InMemoryRunner
 from google.adk.tools._request_input_tool import request_input
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.adk.tools.tool_context import ToolContext
-from google.adk.workflow import BaseNode, Workflow
+from google.adk.workflow import START, BaseNode, Workflow
 from google.genai import types
+from pydantic import BaseModel
 
 from dex_agents import InterruptError, InvalidInputError
 from dex_agents._contract import Json, RequestedToolCall, ToolCallRecord, ToolCallStatus
@@ -264,3 +266,51 @@ async def test_all_kinds_of_waits_at_once(tmp_path: Path) -> None:
     ]
     assert world.requests[2]["contents"][-1]["parts"] == [{"text": "thanks"}]
     assert sorted(name for name, _ in world.executed) == ["render", "render", "weather"]
+
+
+class _Colour(BaseModel):
+    name: str
+
+
+@pytest.mark.parametrize("asker", ["agent", "node"])
+async def test_an_answer_with_more_than_its_schema_names(asker: str, tmp_path: Path) -> None:
+    given = {"name": "blue", "shade": 3, "none": None}
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+    seen: list[Any] = []
+
+    def build(world: World) -> BaseNode:
+        async def ask() -> AsyncGenerator[RequestInput, None]:
+            yield RequestInput(interrupt_id="q", message="Which?", response_schema=_Colour)
+
+        def use(node_input: Any) -> str:
+            seen.append(node_input)
+            return "used"
+
+        if asker == "node":
+            return Workflow(name="root", edges=[(START, ask, use)])
+        return agent_of(world)
+
+    script: list[Any] = [
+        [call(INPUT, "q", message="Which?", response_schema=schema)],
+        [text("done")],
+    ]
+    plain = World(script)
+    runner = InMemoryRunner(app=App(name="root", root_agent=build(plain)))
+    where: Any = {"user_id": "u", "session_id": "p"}
+    await runner.session_service.create_session(app_name="root", **where)
+    response = types.FunctionResponse(id="q", name=INPUT, response=given)
+    for part in (types.Part(text="go"), types.Part(function_response=response)):
+        message = types.Content(role="user", parts=[part])
+        async for _ in runner.run_async(new_message=message, **where):
+            pass
+    world = World(script)
+    async with session(build(world), tmp_path) as sessions:
+        waiting = (await pending(sessions))[0]
+        await sessions.answer_question("s", waiting.interrupt_id, given)
+        await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+    assert world.requests == plain.requests
+    if asker == "node":
+        assert seen == [{"name": "blue"}] * 2  # ADK's own validation drops the others
+    else:
+        answer = world.requests[-1]["contents"][-1]["parts"][0]["function_response"]["response"]
+        assert answer == given
