@@ -76,4 +76,6 @@ class AttemptRunner(Runner):
 
     async def sum_up(self, session: Session) -> None:
         """Let ADK compact what the turns before have left."""
+        if self.app is None or self.app.events_compaction_config is None:
+            return
         await super()._run_post_invocation_compaction(session=compacted_view(session))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,13 @@ from google.adk.events.event import Event
 from dex_agents._contract import AgentMessage, Json
 from dex_agents_google_adk._events import load_event
 from dex_agents_google_adk._json import copy_json
-from dex_agents_google_adk._model_copies import deep_copier
+from dex_agents_google_adk._late_copies import Original
 
 
 @dataclass(frozen=True)
 class _Entry:
     item: Json
-    copied_event: Callable[[], Event]
+    event: Original[Event]
     size: int
 
 
@@ -60,12 +60,12 @@ class HistoryCache:
             self._entries.move_to_end(key)
         else:
             entry = self._keep(key, item)
-        return entry.copied_event()
+        return entry.event.copy()
 
     def _keep(self, key: tuple[str, int], item: Json) -> _Entry:
         # A callback may edit in place whatever it finds in its session. Plain ADK forgets that with
         # the invocation, so nobody is ever given the event that the copies are made from.
-        entry = _Entry(item, deep_copier(load_event(item)), len(json.dumps(item)))
+        entry = _Entry(item, Original(load_event(item)), len(json.dumps(item)))
         replaced = self._entries.pop(key, None)
         self._entries[key] = entry
         self._bytes += entry.size - (replaced.size if replaced is not None else 0)

@@ -16,11 +16,13 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 _M = TypeVar("_M", bound=BaseModel)
-# Slots of every model; as bound setters they cost half of what ``object.__setattr__`` does.
-_set_fields = BaseModel.__dict__["__dict__"].__set__
-_set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
-_set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
-_set_private = BaseModel.__dict__["__pydantic_private__"].__set__
+# Slots of every model; as bound functions they cost half of what ``object.__setattr__`` does.
+get_fields = BaseModel.__dict__["__dict__"].__get__
+get_private = BaseModel.__dict__["__pydantic_private__"].__get__
+set_fields = BaseModel.__dict__["__dict__"].__set__
+set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
+set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
+set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 _NEVER_CHANGE = (type(None), str, bool, int, float, bytes, Enum, datetime.date, datetime.timedelta)
 
 
@@ -30,10 +32,10 @@ def shallow_copy(model: _M) -> _M:
         return copy.copy(model)
     kind = type(model)
     made = kind.__new__(kind)
-    _set_fields(made, model.__dict__.copy())
-    _set_extra(made, None)
-    _set_fields_set(made, model.__pydantic_fields_set__.copy())
-    _set_private(made, None)
+    set_fields(made, model.__dict__.copy())
+    set_extra(made, None)
+    set_fields_set(made, model.__pydantic_fields_set__.copy())
+    set_private(made, None)
     return made
 
 
@@ -53,18 +55,18 @@ def deep_copier(model: _M) -> Callable[[], _M]:
     new, copied_fields = kind.__new__, model.__dict__.copy
     copied_fields_set = model.__pydantic_fields_set__.copy
     copiers = _copiers(model.__dict__.items())
-    copied_extra = _copier(model.__pydantic_extra__)
-    copied_private = _copier(_set_values(model.__pydantic_private__))
+    copied_extra = copier_of(model.__pydantic_extra__)
+    copied_private = copier_of(_set_values(model.__pydantic_private__))
 
     def copied() -> _M:
         made = new(kind)
         fields = copied_fields()
         for name, copier in copiers:
             fields[name] = copier()
-        _set_fields(made, fields)
-        _set_extra(made, copied_extra and copied_extra())
-        _set_fields_set(made, copied_fields_set())
-        _set_private(made, copied_private and copied_private())
+        set_fields(made, fields)
+        set_extra(made, copied_extra and copied_extra())
+        set_fields_set(made, copied_fields_set())
+        set_private(made, copied_private and copied_private())
         return made
 
     return copied
@@ -94,11 +96,11 @@ def _container_copier(value: dict[Any, Any] | list[Any]) -> Callable[[], Any]:
 
 def _copiers(items: Any) -> tuple[tuple[Any, Callable[[], Any]], ...]:
     """How to copy those of the values that are not the same for ever."""
-    found = ((key, _copier(value)) for key, value in items)
+    found = ((key, copier_of(value)) for key, value in items)
     return tuple((key, copier) for key, copier in found if copier is not None)
 
 
-def _copier(value: Any) -> Callable[[], Any] | None:
+def copier_of(value: Any) -> Callable[[], Any] | None:
     """How to copy a value; ``None`` if it never changes."""
     if isinstance(value, _NEVER_CHANGE):
         return None

@@ -36,6 +36,7 @@ from dex_agents_google_adk import _tool_step, _turn, _validation
 from dex_agents_google_adk._adk_version import warn_if_untested
 from dex_agents_google_adk._adk_workarounds import (
     agent_callbacks,
+    call_ids_of_session,
     contents_in_one_pass,
     contents_on_replay,
     deferred_questions,
@@ -157,6 +158,7 @@ class AdkAgentRunner:
         make_resumable(tree)
         warn_if_untested()
         remote_a2a_import.apply()
+        call_ids_of_session.apply()
         contents_on_replay.apply()
         contents_in_one_pass.apply()
         deferred_questions.apply()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from inspect import isfunction
 from typing import Any
 
@@ -33,6 +34,7 @@ from dex_agents_google_adk._adk_workarounds import AdkWorkaroundWarning
 from dex_agents_google_adk._adk_workarounds._patch import Patch, digest_of, install
 from dex_agents_google_adk._attempt import current_attempt
 from dex_agents_google_adk._events import USER
+from dex_agents_google_adk._late_copies import Original, original_of, peek, untouched
 from dex_agents_google_adk._model_copies import set_field, shallow_copy
 
 _GetContents = Callable[..., list[types.Content]]
@@ -85,46 +87,50 @@ def contents_in_one_pass(
     for event in events:
         if _is_out_of_line(event):
             return None
-        content, author = event.content, event.author
-        if content is None or not content.role or not content.parts:
+        original = untouched(event, "content")
+        content = event.content if original is None else original.model
+        look = _look(content) if original is None else original.found(_look)
+        if content is None or look is None or not look.is_shown:
             continue
         if event.isolation_scope is not None:
             continue
-        calls, answers, is_shown = _look(content.parts)
-        path = event.node_info.path
-        if not is_shown or (author == USER and not answers and path and path != (node_path or "")):
-            continue
+        calls, answers, author = look.calls, look.answers, event.author
+        if author == USER and not answers:
+            path = peek(event, "node_info").path
+            if path and path != (node_path or ""):
+                continue
         is_others = bool(agent_name) and author not in (USER, agent_name)
         for answer in answers:
-            caller = called_by.get(answer.id or "")
+            caller = called_by.get(answer or "")
             is_others = is_others or (bool(caller) and caller not in (USER, agent_name))
         for call in calls:
-            if not call.id or call.id in called_by:
+            if not call or call in called_by:
                 return None
-            called_by[call.id] = author
+            called_by[call] = author
         if is_others:
             if unanswered:
                 return None
-            shown = _fencing._present_other_agent_message(event)
-            if shown is not None and shown.content is not None:
-                contents.append(_copied(shown.content, keeps_call_ids))
+            contents += _shown_to_others(event, is_untouched=original is not None)
             continue
         if answers:
-            answered = {answer.id for answer in answers}
+            answered = set(answers)
             if calls or answered != unanswered or len(answered) != len(answers):
                 return None
             unanswered = set()
         elif unanswered:
             return None
         else:
-            unanswered = {call.id for call in calls}
-        contents.append(_copied(content, keeps_call_ids))
+            unanswered = set(calls)
+        if original is None:
+            contents.append(_copied(content, keeps_call_ids=keeps_call_ids))
+        else:
+            contents.append((original if keeps_call_ids else original.found(_nameless)).copy())
     return None if unanswered else contents
 
 
 def _is_out_of_line(event: Event) -> bool:
     """Whether ADK might show the event elsewhere, as another one, or not at all because of others."""
-    actions = event.actions
+    actions = peek(event, "actions")
     return bool(
         actions is None
         or actions.compaction
@@ -136,26 +142,57 @@ def _is_out_of_line(event: Event) -> bool:
     )
 
 
-def _look(
-    parts: list[types.Part],
-) -> tuple[list[types.FunctionCall], list[types.FunctionResponse], bool]:
-    """Calls and answers of an event, and whether it is shown."""
-    calls: list[types.FunctionCall] = []
-    answers: list[types.FunctionResponse] = []
-    is_visible, is_hidden = False, False
-    for part in parts:
-        call, answer = part.function_call, part.function_response
-        if call is not None:
-            calls.append(call)
-            is_hidden = is_hidden or call.name in _HIDDEN_CALLS
-        if answer is not None:
-            answers.append(answer)
-            is_hidden = is_hidden or answer.name in _HIDDEN_CALLS
-        is_visible = is_visible or not _contents._is_part_invisible(part)
-    return calls, answers, is_visible and not is_hidden
+@dataclass(frozen=True)
+class _Look:
+    """Ids of the calls and answers of a content, and whether it is shown."""
+
+    calls: tuple[str | None, ...]
+    answers: tuple[str | None, ...]
+    is_shown: bool
 
 
-def _copied(content: types.Content, keeps_call_ids: bool) -> types.Content:
+def _look(content: types.Content | None) -> _Look | None:
+    """What a content with a role and parts is to the others."""
+    if content is None or not content.role or not content.parts:
+        return None
+    calls = [part.function_call for part in content.parts if part.function_call is not None]
+    answers = [p.function_response for p in content.parts if p.function_response is not None]
+    is_hidden = not _HIDDEN_CALLS.isdisjoint([*(c.name for c in calls), *(a.name for a in answers)])
+    is_visible = not all(map(_contents._is_part_invisible, content.parts))
+    return _Look(
+        tuple(call.id for call in calls),
+        tuple(answer.id for answer in answers),
+        is_visible and not is_hidden,
+    )
+
+
+def _shown_to_others(event: Event, *, is_untouched: bool) -> list[types.Content]:
+    """What another agent's message is to this one, if it is anything."""
+    original = original_of(event) if is_untouched else None
+    if original is not None:
+        shown = original.found(_present)
+        return [] if shown is None else [shown.copy()]
+    content = _present_content(event)
+    return [] if content is None else [_copied(content, keeps_call_ids=False)]
+
+
+def _present(event: Event) -> Original[types.Content] | None:
+    content = _present_content(event)
+    return None if content is None else Original(content)
+
+
+def _present_content(event: Event) -> types.Content | None:
+    """Of calls and answers it has the text only, so it has no ids of them."""
+    shown = _fencing._present_other_agent_message(event)
+    return None if shown is None else shown.content
+
+
+def _nameless(content: types.Content) -> Original[types.Content]:
+    """A content without the ids that only ADK knows."""
+    return Original(_copied(content, keeps_call_ids=False))
+
+
+def _copied(content: types.Content, *, keeps_call_ids: bool) -> types.Content:
     copied = shallow_copy(content)
     set_field(copied, "parts", [_copied_part(part, keeps_call_ids) for part in content.parts or ()])
     return copied

@@ -18,6 +18,7 @@ from google.adk.workflow._errors import NodeInterruptedError
 
 from dex_agents_google_adk._adk_workarounds._patch import Patch, install
 from dex_agents_google_adk._attempt import current_attempt
+from dex_agents_google_adk._effects import is_task_tool
 
 
 def _finding(find: Any) -> Any:
@@ -25,7 +26,8 @@ def _finding(find: Any) -> Any:
         attempt = current_attempt()
         if attempt is None:
             return find(session, owner, tools_dict, isolation_scope)
-        if attempt.awaits_replay_of(owner):
+        # ADK looks through the whole session also for an agent that has nobody to hand a task to.
+        if attempt.awaits_replay_of(owner) or not any(map(is_task_tool, tools_dict.values())):
             return []
         earlier = session.events[: attempt.turn_starts_at]
         turn = [
