@@ -16,6 +16,7 @@ from dex_agents_google_adk._adk_workarounds.contents_in_one_pass import (
     PATCHES,
     contents_in_one_pass,
 )
+from dex_agents_google_adk._late_copies import Original
 from dex_agents_google_adk._model_copies import shallow_copy
 
 _NAMES = ("root", "helper")
@@ -156,8 +157,12 @@ def test_they_are_adks_own(oddness: float, at_least: float) -> None:
                         None, events, agent, node_path=path, preserve_function_call_ids=keeps
                     )
                     ours = contents_in_one_pass(events, agent, node_path=path, keeps_call_ids=keeps)
-                    if ours is not None:
+                    kept = [Original(event.model_copy(deep=True)).copy() for event in events]
+                    late = contents_in_one_pass(kept, agent, node_path=path, keeps_call_ids=keeps)
+                    assert (late is None) == (ours is None), seed
+                    if ours is not None and late is not None:
                         assert exact(ours) == exact(adks), seed
+                        assert exact(late) == exact(adks), seed
                         made += bool(agent)
     assert made >= at_least * _SEEDS * 4
 

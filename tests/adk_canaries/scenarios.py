@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.parallel_agent import ParallelAgent
+from google.adk.events.event import Event
 from google.adk.flows.llm_flows.context import _contents
+from google.adk.flows.llm_flows.tools import _functions
 from google.adk.telemetry import tracing
 from google.adk.tools._request_input_tool import request_input
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.mcp_tool.mcp_session_manager import StdioConnectionParams
 from google.adk.tools.mcp_tool.mcp_toolset import McpToolset
+from google.adk.workflow.utils import _rehydration_utils
 from google.adk.workflow.utils._workflow_graph_utils import build_node
 from mcp import StdioServerParameters
 
@@ -33,6 +36,7 @@ from dex_agents._contract import (
 )
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk import AdkAgentRunner
+from dex_agents_google_adk._adk_workarounds import call_ids_of_session
 from support.adk_oracle import Driver, LiveEvents, ScriptedLlm, World, call, stored, text
 from support.checkpoint import Checkpoint
 
@@ -102,6 +106,26 @@ async def events_are_not_filtered_one_by_one(_: Path) -> None:
         _contents, "_should_include_event_in_context", _turn_with_a_tool(world)
     )
     assert not looked, f"one of many passes looked at {looked} events"
+
+
+async def calls_of_the_history_are_not_listed(_: Path) -> None:
+    world = World([call("look"), text("done"), call("look"), text("done")])
+    driver = Driver(AdkAgentRunner(agent_of(world, look), **READ), world)
+    await driver.turn("go")
+    listed: set[str] = set()
+    ids = {item.framework_item["id"] for item in driver.history}
+
+    def reading(events: list[Event], collect: Any = _functions._collect_function_call_ids) -> Any:
+        listed.update(event.id for event in events)
+        return collect(events)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        patch = call_ids_of_session.PATCHES[0]
+        in_place = getattr(_rehydration_utils, patch.name)
+        guarded = patch.guard(reading) if in_place is not patch.original else reading
+        monkeypatch.setattr(_rehydration_utils, patch.name, guarded)
+        await driver.turn("again")
+    assert not listed & ids, f"listed the calls of {len(listed & ids)} events"
 
 
 async def no_records_are_made_of_a_history_that_nobody_gets(_: Path) -> None:

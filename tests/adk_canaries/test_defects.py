@@ -29,6 +29,7 @@ from dex_agents_google_adk._adk_workarounds import (
     agent_callbacks,
     agent_states,
     agent_tool_pauses,
+    call_ids_of_session,
     contents_in_one_pass,
     contents_on_replay,
     deferred_questions,
@@ -100,6 +101,11 @@ DEFECTS = {
         replaced(agent_tool_pauses, "check_result"),
         scenarios.an_agent_tool_that_waits,
         "stopped waiting on unresolved",
+    ),
+    "call_ids_of_session": Defect(
+        unguarded(call_ids_of_session),
+        scenarios.calls_of_the_history_are_not_listed,
+        r"listed the calls of \d+ events",
     ),
     "contents_in_one_pass": Defect(
         unguarded(contents_in_one_pass),

@@ -21,11 +21,13 @@ from google.adk.utils import _sync_runner
 from google.adk.workflow import _llm_agent_wrapper
 from google.adk.workflow._dynamic_node_scheduler import DynamicNodeScheduler
 from google.adk.workflow._node_runner import NodeRunner
+from google.adk.workflow.utils import _rehydration_utils
 from google.genai import types
 
 from dex_agents_google_adk._adk_workarounds import (
     AdkWorkaroundWarning,
     agent_callbacks,
+    call_ids_of_session,
     contents_in_one_pass,
     contents_on_replay,
     deferred_questions,
@@ -44,6 +46,7 @@ from dex_agents_google_adk._adk_workarounds.workflow_markers import is_workflow_
 PATCHED: list[tuple[Any, Any, str, str]] = [
     (contents_on_replay, _contents.request_processor, "run_async", "contents processor"),
     (contents_in_one_pass, _contents, "_get_contents", "in another way"),
+    (call_ids_of_session, _rehydration_utils, "_collect_function_call_ids", "ids of a session"),
     (unheard_telemetry, tracing, "_use_native_generate_content_span", "log records that nobody"),
     (agent_callbacks, BaseAgent, "_handle_before_agent_callback", "callbacks around an agent"),
     (agent_callbacks, BaseAgent, "_handle_after_agent_callback", "callbacks around an agent"),

@@ -1,6 +1,6 @@
 """Do not copy calls of the history to find their ids.
 
-Whenever a node begins, ADK looks for the ids of all calls of the session. Read as a callback would read
+Whenever a node goes on after a pause, ADK looks for the ids of all calls of the session. Read as a callback would read
 them, the events would be copied for that. The guard reads those that nobody has touched where they are
 kept, and leaves the others to ADK.
 """
