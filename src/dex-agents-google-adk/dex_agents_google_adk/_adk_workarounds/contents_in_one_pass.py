@@ -34,7 +34,7 @@ from dex_agents_google_adk._adk_workarounds import AdkWorkaroundWarning
 from dex_agents_google_adk._adk_workarounds._patch import Patch, digest_of, install
 from dex_agents_google_adk._attempt import current_attempt
 from dex_agents_google_adk._events import USER
-from dex_agents_google_adk._late_copies import Original, original_of, peek, untouched
+from dex_agents_google_adk._late_copies import Original, peek, untouched
 from dex_agents_google_adk._model_copies import set_field, shallow_copy
 
 _GetContents = Callable[..., list[types.Content]]
@@ -110,7 +110,10 @@ def contents_in_one_pass(
         if is_others:
             if unanswered:
                 return None
-            contents += _shown_to_others(event, is_untouched=original is not None)
+            # Each time anew: ADK makes an event for it, and the ids of events are counted.
+            shown = _fencing._present_other_agent_message(event)
+            if shown is not None and shown.content is not None:
+                contents.append(_copied(shown.content, keeps_call_ids=keeps_call_ids))
             continue
         if answers:
             answered = set(answers)
@@ -164,27 +167,6 @@ def _look(content: types.Content | None) -> _Look | None:
         tuple(answer.id for answer in answers),
         is_visible and not is_hidden,
     )
-
-
-def _shown_to_others(event: Event, *, is_untouched: bool) -> list[types.Content]:
-    """What another agent's message is to this one, if it is anything."""
-    original = original_of(event) if is_untouched else None
-    if original is not None:
-        shown = original.found(_present)
-        return [] if shown is None else [shown.copy()]
-    content = _present_content(event)
-    return [] if content is None else [_copied(content, keeps_call_ids=False)]
-
-
-def _present(event: Event) -> Original[types.Content] | None:
-    content = _present_content(event)
-    return None if content is None else Original(content)
-
-
-def _present_content(event: Event) -> types.Content | None:
-    """Of calls and answers it has the text only, so it has no ids of them."""
-    shown = _fencing._present_other_agent_message(event)
-    return None if shown is None else shown.content
 
 
 def _nameless(content: types.Content) -> Original[types.Content]:
