@@ -162,8 +162,8 @@ async def test_a_session_without_a_worker_waits_and_its_commands_say_so(stages: 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"flow_type": " "}, "flow_type must not be blank"),
-        ({"flow_type": "a/b"}, "flow_type must not be blank or contain"),
+        ({"flow_type": " "}, "flow_type must be a printable text that is not blank"),
+        ({"flow_type": "a/b"}, "flow_type must have at most 200 characters and none of"),
         ({"flow_type": "F", "options": {}}, "options must be AgentSessionOptions"),
         ({"flow_type": "F", "interrupt_deadline": timedelta(0)}, "interrupt_deadline must be"),
         ({"flow_type": "F", "event_stream_capacity_bytes": 10}, "must be at least 131072"),

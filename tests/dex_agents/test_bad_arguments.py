@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from core.scripted_runner import ScriptedRunner
 from dex_agents import (
     AgentMessage,
     AgentSessionClient,
+    AgentSessionFlow,
     LocalDirectoryMediaStore,
     MessageRole,
     RequestedToolCall,
@@ -114,6 +116,18 @@ def names(function: Callable[[Any], Any], what: str) -> list[tuple[Callable[[], 
         *((lambda t=t: function(t), ValueError, f"{what} {NAME}{t[:80]!r}") for t in texts),
         (lambda: function(None), TypeError, f"{what} must be a str, got NoneType"),
         (lambda: function(b"x"), TypeError, f"{what} must be a str, got bytes"),
+    ]
+
+
+def flow_types(
+    function: Callable[[Any], Any],
+) -> list[tuple[Callable[[], Any], type, str]]:
+    """A Flow type that is none."""
+    hint = "flow_type must have at most 200 characters and none of / $ and :, got "
+    texts = ("a/b", "a$b", "a:b", "x" * 201, "\u5de5" * 10_000)
+    return [
+        *names(function, "flow_type"),
+        *((lambda t=t: function(t), ValueError, f"{hint}{len(t)}: {t[:80]!r}") for t in texts),
     ]
 
 
@@ -340,8 +354,9 @@ CASES: list[tuple[Callable[[], Any], type, str]] = [
         TypeError,
         "tools must be a Sequence, got NoneType; list what connector_tool() makes",
     ),
-    (lambda: flow_mermaid(NO), TypeError, "flow_type must be a str, got NoneType"),
-    (lambda: render_session_flow_graph(NO), TypeError, "flow_type must be a str, got NoneType"),
+    *flow_types(flow_mermaid),
+    *flow_types(render_session_flow_graph),
+    *flow_types(lambda v: AgentSessionFlow(ScriptedRunner([]), flow_type=v)),
     (lambda: history_svg("s"), TypeError, HISTORY),  # type: ignore[arg-type]
     (lambda: history_mermaid("s"), TypeError, HISTORY),  # type: ignore[arg-type]
     (lambda: AiSdkEncoder(NO), TypeError, "session_id must be a str, got NoneType"),

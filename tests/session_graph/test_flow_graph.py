@@ -10,7 +10,14 @@ from dex import Registry
 
 from core.scripted_runner import ScriptedRunner
 from dex_agents import AgentSessionFlow
-from dex_agents.session_graph import flow_mermaid, render_session_flow_graph
+from dex_agents.session_graph import (
+    Box,
+    SessionHistory,
+    TurnHistory,
+    flow_mermaid,
+    history_mermaid,
+    render_session_flow_graph,
+)
 from dex_agents.session_graph._cli import main
 
 
@@ -31,7 +38,7 @@ def test_the_graph_has_every_step_and_rpc_of_the_flow() -> None:
 
 
 def test_a_hostile_flow_type_stays_a_name() -> None:
-    hostile = 'a"]; click b "javascript:x" --> <b>'
+    hostile = 'a"]; click b "javascript" --> <b>'
     assert json.loads(render_session_flow_graph(hostile))["flow"]["name"] == hostile
     second = flow_mermaid(hostile).splitlines()[1]
     label = second.removeprefix('  session(["').removesuffix('"]) --> AwaitUserMessage')
@@ -47,3 +54,28 @@ def test_the_command_prints_and_writes(capsys: pytest.CaptureFixture[str], tmp_p
     assert target.read_text() == flow_mermaid("Support")
     assert main(["flow", "Support", "--output", str(tmp_path / "no" / "x")]) == 1
     assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (["flow", "a/b"], "flow_type must have at most 200 characters"),
+        (["flow", ""], "flow_type must be a printable text"),
+        (["history", "s", "--server", "http://h:1"], "server_address must be host:port"),
+        (["history", " ", "--server", "127.0.0.1:1"], "session_id must be a printable text"),
+    ],
+)
+def test_a_wrong_argument_of_the_command_is_said_in_one_line(
+    line: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"dex-agents-session-graph: {text}")
+    assert printed.err.count("\n") == 1 and printed.out == ""
+
+
+def test_what_mermaid_would_draw_as_something_else_stays_text() -> None:
+    odd = ["C:\\new", "$$x$$", "fa:fa-car"]
+    history = SessionHistory("s", "F", "running", [TurnHistory("t1", [[Box("t", "failed", odd)]])])
+    labels = "C:#92;#8288;new", "$#8288;$x$#8288;$", "fa:#8288;fa-car"
+    assert "<br/>".join(labels) in history_mermaid(history)

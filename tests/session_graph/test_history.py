@@ -105,7 +105,7 @@ async def test_a_session_with_everything(stages: Stages, tmp_path: Path) -> None
         rows = history.turns[0].rows
         assert rows[1][0].facts[0] == "succeeded"
         assert re.fullmatch(r"ran \d+ ms", rows[1][0].facts[1])
-        assert re.fullmatch(r"approval after [\d.]+ m?s", rows[1][1].facts[1])
+        assert re.fullmatch(r"waited [\d.]+ m?s for approval", rows[1][1].facts[1])
         assert rows[1][2].facts[-1] == "OSError: disk <full>"
         assert rows[1][3].facts[-1] == "not now"
         assert re.search(r", 2 attempts within [\d.]+ m?s$", rows[2][0].facts[0])
@@ -134,6 +134,38 @@ async def test_a_session_with_everything(stages: Stages, tmp_path: Path) -> None
         assert target.read_text() == history_svg(history)
         check_svg(history)
         check_mermaid(history)
+
+
+async def test_what_counts_no_more_or_was_never_ended_shows(stages: Stages) -> None:
+    started = asyncio.Event()
+
+    async def slow(call: DeferredToolExecution) -> Any:
+        started.set()
+        await asyncio.Event().wait()
+
+    script: list[Answer] = ["one", "two", "three", [Call("slow"), Call("look", approval=True)]]
+    async with stages.play(script, {"look": look, "slow": slow}) as stage:
+        sessions, address = stage.sessions, stage.engine.address
+        await sessions.start_session("s", "hello")
+        for number in (1, 2):
+            await sessions.wait_for_turn("s", number, timeout_s=TURN_S)
+            await sessions.send_user_message("s", "more")
+        await sessions.wait_for_turn("s", 3, timeout_s=TURN_S)
+        await sessions.rewind("s", "t2")
+        await sessions.send_user_message("s", "again")
+        await asyncio.wait_for(started.wait(), TURN_S)
+        await sessions.wait_until_settled("s", turns_done=4, timeout_s=TURN_S)
+        history = await read_session_history(address, "s")
+        assert [turn.is_removed for turn in history.turns] == [False, True, True, False]
+        assert history.turns[3].outcome == "open"
+        assert history_mermaid(history).count("answered, removed by a rewind, ") == 2
+        assert history_svg(history).count("answered · removed by a rewind · ") == 2
+        await sessions.close_session("s")
+        history = await read_session_history(address, "s")
+    assert (history.status, history.turns[3].outcome) == ("completed", "closed")
+    _, (running, waiting) = history.turns[3].rows
+    for box in (running, waiting):
+        assert (box.state, box.facts[0]) == ("unknown", "ended with the session")
 
 
 def check_svg(history: SessionHistory) -> None:

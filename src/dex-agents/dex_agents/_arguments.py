@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 _NONE = type(None)
+_FLOW_TYPE_CHARACTERS = 200
+_FORBIDDEN_IN_NAMES = "/$:"
 _WORDS = {bool: "True or False", Mapping: "a mapping", Sequence: "a list", _NONE: "None"}
 
 
@@ -29,6 +31,17 @@ def check_name(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a str, got {type(value).__name__}")
     if not value.strip() or not value.isprintable():
         raise ValueError(f"{name} must be a printable text that is not blank, got {value[:80]!r}")
+
+
+def check_flow_type(value: object) -> None:
+    """The name of a Flow of sessions; raises TypeError, ValueError."""
+    check_name("flow_type", value)
+    assert isinstance(value, str)
+    if len(value) > _FLOW_TYPE_CHARACTERS or any(c in _FORBIDDEN_IN_NAMES for c in value):
+        raise ValueError(
+            f"flow_type must have at most {_FLOW_TYPE_CHARACTERS} characters and none of / $ and :, "
+            f"got {len(value)}: {value[:80]!r}"
+        )
 
 
 def check_count(name: str, value: object, least: int) -> None:

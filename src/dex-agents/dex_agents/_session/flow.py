@@ -18,6 +18,7 @@ from dex import (
 )
 
 from dex_agents import _failpoints
+from dex_agents._arguments import check_flow_type
 from dex_agents._contract import AgentFrameworkRunner, HistoryCompactor, InterruptKind
 from dex_agents._session import interrupts, resources, steering, step_options
 from dex_agents._session.compaction import CompactionPolicy
@@ -48,7 +49,6 @@ from dex_agents._session.steps_waits import AwaitAnswer
 from dex_agents._tracing import SessionTracer
 
 DEFAULT_STREAM_BYTES = 10 * 1024 * 1024
-_FORBIDDEN_IN_NAMES = "/$:"
 TURN_STEPS = (
     CompactHistory,
     RunModel,
@@ -95,10 +95,7 @@ class AgentSessionFlow(Flow[bytes]):
     ) -> None:
         if not isinstance(runner, AgentFrameworkRunner):
             raise TypeError(f"runner must be an AgentFrameworkRunner, got {type(runner).__name__}")
-        if not isinstance(flow_type, str):
-            raise TypeError(f"flow_type must be a str, got {flow_type!r}")
-        if not flow_type.strip() or any(c in _FORBIDDEN_IN_NAMES for c in flow_type):
-            raise ValueError(f"flow_type must not be blank or contain / $ or :, got {flow_type!r}")
+        check_flow_type(flow_type)
         if options is not None and not isinstance(options, AgentSessionOptions):
             raise TypeError(f"options must be AgentSessionOptions, got {options!r}")
         if interrupt_deadline is not None:

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = _HINTS.get(error.code(), "")
         print(f"dex-agents-session-graph: {error.details()}{hint}", file=sys.stderr)
         return 1
-    except OSError as error:
+    except (OSError, ValueError) as error:
         print(f"dex-agents-session-graph: {error}", file=sys.stderr)
         return 1
     return 0

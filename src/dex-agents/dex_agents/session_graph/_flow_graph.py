@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dex_agents._arguments import check_instance
+from dex_agents._arguments import check_flow_type
 from dex_agents._session.flow import AgentSessionFlow
 from dex_agents.session_graph._mermaid import escape
 
@@ -43,6 +43,7 @@ FAILURES = {
     "CallTool": "RecordToolOutcome",
     "CallSingleAttemptTool": "RecordToolOutcome",
 }
+_LAST = (START, "CloseSession")
 _STEPS_OF_RPCS = {"cancel_turn": ("CancelTurn",), "close_session": ("CloseSession",)}
 RPCS: dict[str, tuple[str, ...]] = {
     name: _STEPS_OF_RPCS.get(name, ())
@@ -61,9 +62,9 @@ def render_session_flow_graph(flow_type: str) -> str:
         flow_type: Flow type of the agent's sessions.
 
     Raises:
-        TypeError: The name is not a str.
+        TypeError, ValueError: No Flow of sessions can have that name.
     """
-    check_instance("flow_type", flow_type, str)
+    check_flow_type(flow_type)
     nodes: list[dict[str, Any]] = [
         {"id": f"step:{name}", "kind": "step", "name": name, **_start(name)} for name in TRANSITIONS
     ]
@@ -83,7 +84,7 @@ def render_session_flow_graph(flow_type: str) -> str:
         for rpc, targets in RPCS.items()
         for target in targets
     ]
-    edges += [_edge("terminal", f"step:{name}", "terminal") for name in (START, "CloseSession")]
+    edges += [_edge("terminal", f"step:{name}", "terminal") for name in _LAST]
     graph = {
         "schemaVersion": "1.0",
         "valid": True,
@@ -98,14 +99,15 @@ def render_session_flow_graph(flow_type: str) -> str:
 
 def flow_mermaid(flow_type: str) -> str:
     """The same as a Mermaid flowchart; dotted lines are taken when a Step has no attempt left."""
-    check_instance("flow_type", flow_type, str)
+    check_flow_type(flow_type)
     lines = ["flowchart TD", f'  session(["{escape(flow_type)}"]) --> {START}']
     for source, targets in TRANSITIONS.items():
         lines += [f"  {source} --> {target}" for target in targets]
     lines += [f"  {source} -. failed .-> {target}" for source, target in FAILURES.items()]
     for rpc, targets in RPCS.items():
         lines += [f"  rpc_{rpc}([{rpc}]) --> {target}" for target in targets]
-    return "\n".join([*lines, "  CloseSession --> closed([closed])"]) + "\n"
+    lines += [f"  {name} --> closed([closed])" for name in _LAST]
+    return "\n".join(lines) + "\n"
 
 
 def _start(name: str) -> dict[str, Any]:

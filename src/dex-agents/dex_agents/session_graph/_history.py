@@ -19,8 +19,15 @@ _OF_STATUS: dict[str, State] = {
     "rejected": "failed",
     "outcome_unknown": "unknown",
 }
-_WAITS = {"AwaitToolApproval": "approval", "AwaitAnswer": "answer"}
+_WAITS = ("AwaitToolApproval", "AwaitAnswer")
+_AWAITED = {
+    "approval": "approval",
+    "input": "an answer",
+    "long_running": "a result",
+    "credential": "a credential",
+}
 _TOOL_STEPS = ("CallTool", "CallSingleAttemptTool")
+_RUNNING = "running"
 _LATE_S = 1.0  # a Step that begins later had no Worker, or none with a free place
 _OF_THE_TURN = ("CompactHistory", "RunModel", "FailTurn", "CancelTurn")
 
@@ -46,14 +53,22 @@ class TurnHistory:
 
     Attributes:
         rows: Boxes that may run at the same time stand in one row.
-        outcome: ``"answered"``, ``"failed"``, ``"cancelled"`` or ``"open"``.
+        outcome: ``"answered"``, ``"failed"``, ``"cancelled"``, ``"open"``, or ``"closed"`` if the
+            session was closed before the turn ended.
         duration_s: Seconds from its first Step to its end, or to the newest event.
+        is_removed: Whether a rewind took it back, so that it counts no more.
     """
 
     turn_id: str
     rows: list[list[Box]] = field(default_factory=list)
     outcome: str = "open"
     duration_s: float = 0.0
+    is_removed: bool = False
+
+    def label(self, separator: str) -> str:
+        """What stands above the turn."""
+        removed = ["removed by a rewind"] if self.is_removed else []
+        return separator.join([self.outcome, *removed, span_text(self.duration_s)])
 
 
 @dataclass
@@ -87,11 +102,12 @@ class _Execution:
 
 def build_history(session_id: str, events: Iterable[pb.FlowHistoryEvent]) -> SessionHistory:
     """The history of a session from the events of its run."""
-    history = SessionHistory(session_id, "", "running", [])
+    history = SessionHistory(session_id, "", _RUNNING, [])
     executions: dict[str, _Execution] = {}
     scheduled: list[tuple[str, Mapping[str, Any]]] = []
     ends: dict[str, float] = {}  # of executions, when their end was stored
     newest_s = 0.0
+    removed: list[list[int]] = []
     for event in events:
         newest_s = _seconds(event.event_time)
         kind = event.WhichOneof("payload")
@@ -100,6 +116,8 @@ def build_history(session_id: str, events: Iterable[pb.FlowHistoryEvent]) -> Ses
         elif kind == "flow_closed":
             name = pb.FlowStatus.Name(event.flow_closed.flow_status)
             history.status = name.removeprefix("FLOW_STATUS_").lower()
+        elif kind == "rpc_execution_completed":
+            removed = _removed(event.rpc_execution_completed.upsert_attributes, removed)
         elif kind is not None and kind.startswith("step_") and not kind.endswith("_pending"):
             body = getattr(event, kind)
             _note(executions, kind, body, ends.get(body.context.from_step_execution_id, 0.0))
@@ -114,8 +132,21 @@ def build_history(session_id: str, events: Iterable[pb.FlowHistoryEvent]) -> Ses
             by_turn.setdefault(turn_id, []).append(execution)
     for turn_id in sorted({*by_turn, *_turns(scheduled)}, key=turn_number):
         of_turn = [given for given in scheduled if given[1].get("turn_id") == turn_id]
-        history.turns.append(_turn(turn_id, by_turn.get(turn_id, []), of_turn, newest_s))
+        turn = _turn(turn_id, by_turn.get(turn_id, []), of_turn, newest_s)
+        turn.is_removed = any(least <= turn_number(turn_id) <= most for least, most in removed)
+        if turn.outcome == "open" and history.status != _RUNNING:
+            turn.outcome = "closed"
+            _end_open_boxes(turn, "session")
+        history.turns.append(turn)
     return history
+
+
+def _removed(writes: Iterable[pb.AttributeWrite], before: list[list[int]]) -> list[list[int]]:
+    """The ranges of turns that rewinds have removed, behind these writes of an RPC."""
+    for write in writes:
+        if write.key == resources.header.name:
+            before = _value(write.value).get("removed", before)
+    return before
 
 
 def _turns(scheduled: Iterable[tuple[str, Mapping[str, Any]]]) -> set[str]:
@@ -192,7 +223,7 @@ def _turn(
         turn.outcome = "cancelled" if last.get("is_cancelled") else "answered"
         if last.get("error") and not last.get("is_cancelled"):
             turn.outcome = "failed"
-        _end_open_boxes(turn)
+        _end_open_boxes(turn, "turn")
     if executions:
         begun_s = min(e.started_s for e in executions)
         ended_s = newest_s if last is None else max(e.ended_s for e in executions)
@@ -200,11 +231,11 @@ def _turn(
     return turn
 
 
-def _end_open_boxes(turn: TurnHistory) -> None:
+def _end_open_boxes(turn: TurnHistory, end: str) -> None:
     for box in (box for row in turn.rows for box in row):
         if box.state in ("waiting", "running"):
             box.state = "unknown"
-            box.facts = ["ended with the turn", *box.facts]
+            box.facts = [f"ended with the {end}", *box.facts]
 
 
 def _with_following(task: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -239,17 +270,23 @@ def _call_box(task: Mapping[str, Any], steps: list[_Execution], record: Any) -> 
         box.facts.append(status.replace("_", " "))
     elif waits and not waits[-1].has_executed:
         box.state = "waiting"
-        box.facts.append(f"waits for {_WAITS[waits[-1].step_type]}")
+        box.facts.append(f"waits for {_awaited(waits[-1])}")
     for step in waits:
         if step.has_executed:
             waited = span_text(step.ended_s - step.started_s)
-            box.facts.append(f"{_WAITS[step.step_type]} after {waited}")
+            box.facts.append(f"waited {waited} for {_awaited(step)}")
     for step in steps:
         if step.step_type in _TOOL_STEPS:
             box.facts.append(f"ran {span_text(step.execute_s)}{_attempts(step)}")
     if record is not None and (why := record.get("error") or record.get("rejection_message")):
         box.facts.append(str(why))
     return box
+
+
+def _awaited(wait: _Execution) -> str:
+    """What a call waits for; without a question of its own for approval."""
+    asked = wait.input.get("interrupt") or {}
+    return _AWAITED.get(str(asked.get("kind") or "approval"), "an answer")
 
 
 def _attempts(step: _Execution) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from dex_agents._arguments import check_instance
-from dex_agents.session_graph._history import Box, SessionHistory, span_text
+from dex_agents.session_graph._history import Box, SessionHistory
 
 _TEXT_LIMIT = 60
+_JOINER = "\u2060"
+# Line ends, formulas and icons, also when they are escaped; a joiner, which nobody sees, breaks them.
+_JOINED = re.compile(r"\\(?=n)|\$(?=\$)|:(?=fa)")
+_SPECIAL = f'"<>&#;`[]{{}}()|\\{_JOINER}'
 _CLASSES = {
     "succeeded": "fill:#e7f6ec,stroke:#1f8a4c,color:#10341f",
     "failed": "fill:#fdeaea,stroke:#c62f2f,color:#4a1010",
@@ -29,7 +35,7 @@ def history_mermaid(history: SessionHistory) -> str:
     used: set[str] = set()
     count = 0
     for number, turn in enumerate(history.turns):
-        label = f"{turn.turn_id}: {turn.outcome}, {span_text(turn.duration_s)}"
+        label = f"{turn.turn_id}: {turn.label(', ')}"
         lines.append(f'  subgraph turn{number}["{escape(label)}"]')
         for row in turn.rows:
             below = []
@@ -52,4 +58,5 @@ def _label(box: Box) -> str:
 def escape(text: str) -> str:
     """Any text inside a Mermaid label: what has a meaning there goes by its number."""
     shown = "".join(c if c.isprintable() else "·" for c in text)
-    return "".join(c if c not in '"<>&#;`[]{}()|\\' else f"#{ord(c)};" for c in shown)
+    apart = _JOINED.sub(lambda found: f"{found[0]}{_JOINER}", shown)
+    return "".join(c if c not in _SPECIAL else f"#{ord(c)};" for c in apart)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from dex_agents._arguments import check_instance
-from dex_agents.session_graph._history import Box, SessionHistory, TurnHistory, span_text
+from dex_agents.session_graph._history import Box, SessionHistory, TurnHistory
 from dex_agents.session_graph._mermaid import cut
 
 _MARGIN, _PADDING, _GAP = 28, 14, 20
@@ -21,7 +21,13 @@ _COLOURS = {
     "waiting": "#2f6fc6",
     "running": "#2f6fc6",
 }
-_OUTCOMES = {"answered": "#1f8a4c", "failed": "#c62f2f", "cancelled": "#b97a06", "open": "#2f6fc6"}
+_OUTCOMES = {
+    "answered": "#1f8a4c",
+    "failed": "#c62f2f",
+    "cancelled": "#b97a06",
+    "closed": "#b97a06",
+    "open": "#2f6fc6",
+}
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _DARK = """
   @media (prefers-color-scheme: dark) {
@@ -114,7 +120,7 @@ def _draw_turn(
         above = below
     bottom = y - _ROW_GAP + 18 if rows else y
     colour = _OUTCOMES.get(turn.outcome, _OUTCOMES["open"])
-    header = f"{turn.turn_id} · {turn.outcome} · {span_text(turn.duration_s)}"
+    header = f"{turn.turn_id} · {turn.label(' · ')}"
     frame = [
         f'<rect class="turn" fill="#f6f8fa" x="{_MARGIN}" y="{top:.1f}" rx="10"'
         f' width="{width - 2 * _MARGIN:.1f}" height="{bottom - top:.1f}"/>',
