@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Watch how every test ends, and start the processes of tests fast."""
+    # A background job of a shell without job control starts with SIGINT ignored, and so would every
+    # process of the tests, some of which end theirs with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     prefork.install()
     outcomes_file = config.getoption("--outcomes")
     config.pluginmanager.register(ProofOfRequirements(REQUIREMENTS_FILE, outcomes_file, other_rows))
