@@ -36,6 +36,12 @@ def agent_with(world: World, *tools: Any, **fields: Any) -> LlmAgent:
     return LlmAgent(name="root", model=ScriptedLlm(world=world), tools=list(tools), **fields)
 
 
+def answer_in(driver: Driver, index: int) -> Any:
+    """The answer to the first call that a message of the history holds."""
+    part = driver.history[index].framework_item["content"]["parts"][0]
+    return part["function_response"]["response"]
+
+
 def report(world: World) -> Any:
     async def report(x: str, tool_context: ToolContext) -> Items:
         """Report.
@@ -325,8 +331,7 @@ async def test_idempotency_key_is_the_calls() -> None:
     world = World([[call("keyed", "c1")], [text("done")]])
     driver = Driver(AdkAgentRunner(agent_with(world, keyed)), world)
     await driver.turn("go")
-    parts = driver.history[3].framework_item["content"]["parts"]
-    assert parts[0]["function_response"]["response"] == {"key": "session-1/t1/c1"}
+    assert answer_in(driver, 3) == {"key": "session-1/t1/c1"}
 
 
 async def test_long_running_generator_waits_for_the_answer(tmp_path: Path) -> None:
@@ -390,9 +395,7 @@ async def test_a_question_on_the_way_is_an_explicit_failure() -> None:
     world = World([[call("ask", "c1", x="a")], [text("done")]])
     driver = Driver(AdkAgentRunner(agent_with(world, ask)), world)
     await driver.turn("go")
-    answer = driver.history[2].framework_item["content"]["parts"][0]["function_response"][
-        "response"
-    ]
+    answer = answer_in(driver, 2)
     assert "The tool stopped to wait" in answer["error"]
 
 
@@ -409,9 +412,7 @@ async def test_a_workflow_without_an_output_is_an_explicit_failure() -> None:
     world = World(script)
     driver = Driver(AdkAgentRunner(build(world)), world)
     await driver.turn("go")
-    answer = driver.history[2].framework_item["content"]["parts"][0]["function_response"][
-        "response"
-    ]
+    answer = answer_in(driver, 2)
     assert "ended without an output" in answer["error"]
 
 
@@ -442,9 +443,7 @@ async def test_a_generator_that_raises_is_a_failed_call() -> None:
     runner = AdkAgentRunner(agent_with(world, broken), default_tool_effect=ToolEffect.READ)
     driver = Driver(runner, world)
     await driver.turn("go")
-    answer = driver.history[2].framework_item["content"]["parts"][0]["function_response"][
-        "response"
-    ]
+    answer = answer_in(driver, 2)
     assert answer == {"error": "The tool call failed: no a"}
 
 

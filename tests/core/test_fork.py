@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from core.test_cancel import Hold
 from core.test_rewind import read, say, seen, talk
 from dex_agents import (
     AgentMessage,
+    AgentSessionClient,
     AgentSessionFlow,
+    AgentSessionOptions,
     CompactionPolicy,
     CompactionRequest,
     ForkedSession,
@@ -206,27 +209,36 @@ class Summing(ScriptedRunner):
         return HistorySummary("what happened", TokenUsage())
 
 
+@contextlib.asynccontextmanager
+async def summed_up(
+    folder: Path, turns: int, options: AgentSessionOptions | None = None
+) -> AsyncIterator[AgentSessionClient]:
+    """Session ``s`` after so many turns, the first of them behind a summary."""
+    flow = AgentSessionFlow(
+        Summing([f"answer {number}" for number in range(turns)]),
+        flow_type="Summing",
+        compaction=CompactionPolicy(1_000, trigger_ratio=0.5, kept_turns=1),
+        options=options,
+    )
+    async with (
+        private_engine(folder / "e.db") as engine,
+        serve(engine.address, flow, folder) as sessions,
+    ):
+        await sessions.start_session("s", "x" * 900)
+        for number in range(1, turns):
+            await sessions.wait_for_turn("s", number, timeout_s=TURN_S)
+            await sessions.send_user_message("s", "x" * 900)
+        await sessions.wait_for_turn("s", turns, timeout_s=TURN_S)
+        yield sessions
+
+
 async def test_a_fork_whose_summary_was_deleted_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flow = AgentSessionFlow(
-        Summing([f"answer {number}" for number in range(8)]),
-        flow_type="Summing",
-        compaction=CompactionPolicy(1_000, trigger_ratio=0.5, kept_turns=1),
-    )
-
     async def break_off(*arguments: Any) -> None:
         raise ConnectionError("broken off")
 
-    async with (
-        private_engine(tmp_path / "e.db") as engine,
-        serve(engine.address, flow, tmp_path) as sessions,
-    ):
-        await sessions.start_session("s", "x" * 900)
-        for number in range(1, 6):
-            await sessions.wait_for_turn("s", number, timeout_s=TURN_S)
-            await sessions.send_user_message("s", "x" * 900)
-        await sessions.wait_for_turn("s", 6, timeout_s=TURN_S)
+    async with summed_up(tmp_path, 6) as sessions:
         with monkeypatch.context() as patched:
             patched.setattr(forking, "_copy", break_off)
             with pytest.raises(ConnectionError):

@@ -16,11 +16,9 @@ from opentelemetry.trace import StatusCode, get_current_span
 
 from core.conftest import TURN_S, Stages
 from core.scripted_runner import Call
-from core.test_fork import Summing
+from core.test_fork import summed_up
 from dex_agents import (
-    AgentSessionFlow,
     AgentSessionOptions,
-    CompactionPolicy,
     DeferredToolExecution,
     ToolEffect,
     ToolExecutionError,
@@ -29,7 +27,7 @@ from dex_agents import (
 from dex_agents._session import steps_turn
 from dex_agents.testing import WorkerProcess, private_engine
 from support.explored_agents import SPANS_FILE, traced
-from support.serving import client_of, serve
+from support.serving import client_of
 
 SECRET = "a secret of the user"
 
@@ -246,21 +244,8 @@ async def test_a_model_call_without_an_answer_says_so(stages: Stages) -> None:
 
 async def test_model_calls_that_read_a_summary_say_so(tmp_path: Path) -> None:
     spans = Spans()
-    flow = AgentSessionFlow(
-        Summing([f"answer {number}" for number in range(5)]),
-        flow_type="Summing",
-        compaction=CompactionPolicy(1_000, trigger_ratio=0.5, kept_turns=1),
-        options=spans.options(),
-    )
-    async with (
-        private_engine(tmp_path / "e.db") as engine,
-        serve(engine.address, flow, tmp_path) as sessions,
-    ):
-        await sessions.start_session("s", "x" * 900)
-        for number in range(1, 5):
-            await sessions.wait_for_turn("s", number, timeout_s=TURN_S)
-            await sessions.send_user_message("s", "x" * 900)
-        await sessions.wait_for_turn("s", 5, timeout_s=TURN_S)
+    async with summed_up(tmp_path, 5, spans.options()):
+        pass
     summarized = [
         span.attributes.get("gen_ai.conversation.compacted") for span in spans.named("chat")
     ]

@@ -22,10 +22,7 @@ from google.adk.workflow._errors import NodeInterruptedError
 
 from dex_agents._contract import Json, ToolCallRecord
 from dex_agents._errors import ToolExecutionError
-from dex_agents_google_adk._adk_compat import (
-    open_event_queue,
-    send_event,
-)
+from dex_agents_google_adk._adk_compat import open_event_queue, send_event
 from dex_agents_google_adk._events import dump_event, load_event
 from dex_agents_google_adk._json import copy_json
 

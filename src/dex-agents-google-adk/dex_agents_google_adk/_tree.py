@@ -36,12 +36,7 @@ class AgentTree:
 
     def nodes(self) -> Iterator[BaseNode]:
         """Every node once, the root first."""
-        seen: set[int] = set()
-        for top in (self.root, *self.dynamic_agents):
-            for node in _walk(top):
-                if id(node) not in seen:
-                    seen.add(id(node))
-                    yield node
+        return _walk(self.root, *self.dynamic_agents)
 
     def freeze(self) -> None:
         """Count only agents that are there now; others that an application adds later do not run."""
@@ -164,10 +159,10 @@ def _children(node: BaseNode) -> Iterator[BaseNode]:
     return node._iter_static_children()
 
 
-def _walk(root: BaseNode) -> Iterator[BaseNode]:
-    """A node and all below it, each once, the first of its children first."""
+def _walk(*roots: BaseNode) -> Iterator[BaseNode]:
+    """The nodes and all below them, each once, the first of its children first."""
     seen: set[int] = set()
-    waiting = [root]
+    waiting = list(reversed(roots))
     while waiting:
         node = waiting.pop()
         if id(node) not in seen:

@@ -314,9 +314,10 @@ class SessionTracer:
         return bool(self._sampler.should_sample(None, place.trace_id, name).decision.is_sampled())
 
 
-def describe_no_answer(span: OpenSpan) -> None:
-    """A ``RunModel`` attempt that ended without an answer of the model."""
+def end_without_answer(span: OpenSpan, error_type: str, message: str = "") -> None:
+    """End that of a ``RunModel`` attempt without an answer of the model, unless it has ended."""
     span.describe({"gen_ai.response.finish_reasons": ("error",)})
+    span.end(error_type, message)
 
 
 def describe_model_call(span: OpenSpan, metadata: ModelCallMetadata, usage: TokenUsage) -> None:

@@ -80,7 +80,7 @@ from dex_agents._session.turn_end import (
     write_header,
 )
 from dex_agents._stored_record import record_from_json
-from dex_agents._tracing import SpanPlace, describe_model_call, describe_no_answer
+from dex_agents._tracing import SpanPlace, describe_model_call, end_without_answer
 
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
@@ -245,12 +245,10 @@ class RunModel(Step[bytes]):
             raise
         except RUNNER_FAILURES as error:
             failure = model_failure(error)
-            describe_no_answer(span)
-            span.end(type(error).__name__, str(failure))
+            end_without_answer(span, type(error).__name__, str(failure))
             raise failure from None
         finally:
-            describe_no_answer(span)
-            span.end("cancelled")
+            end_without_answer(span, "cancelled")
         _failpoints.reach("model.after_call", context.flow_id)
         return outcome
 

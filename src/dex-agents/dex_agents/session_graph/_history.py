@@ -10,6 +10,7 @@ from dex.dexpb import dex_pb2 as pb
 
 from dex_agents._session import resources
 from dex_agents._session.encoding import EncodingError, decode
+from dex_agents._session.live_turns import Ranges, is_removed
 from dex_agents._session.records import turn_number
 
 State: TypeAlias = Literal["succeeded", "failed", "unknown", "waiting", "running"]
@@ -107,7 +108,7 @@ def build_history(session_id: str, events: Iterable[pb.FlowHistoryEvent]) -> Ses
     scheduled: list[tuple[str, Mapping[str, Any]]] = []
     ends: dict[str, float] = {}  # of executions, when their end was stored
     newest_s = 0.0
-    removed: list[list[int]] = []
+    removed: Ranges = ()
     for event in events:
         newest_s = _seconds(event.event_time)
         kind = event.WhichOneof("payload")
@@ -133,7 +134,7 @@ def build_history(session_id: str, events: Iterable[pb.FlowHistoryEvent]) -> Ses
     for turn_id in sorted({*by_turn, *_turns(scheduled)}, key=turn_number):
         of_turn = [given for given in scheduled if given[1].get("turn_id") == turn_id]
         turn = _turn(turn_id, by_turn.get(turn_id, []), of_turn, newest_s)
-        turn.is_removed = any(least <= turn_number(turn_id) <= most for least, most in removed)
+        turn.is_removed = is_removed(removed, turn_number(turn_id))
         if turn.outcome == "open" and history.status != _RUNNING:
             turn.outcome = "closed"
             _end_open_boxes(turn, "session")
@@ -141,7 +142,7 @@ def build_history(session_id: str, events: Iterable[pb.FlowHistoryEvent]) -> Ses
     return history
 
 
-def _removed(writes: Iterable[pb.AttributeWrite], before: list[list[int]]) -> list[list[int]]:
+def _removed(writes: Iterable[pb.AttributeWrite], before: Ranges) -> Ranges:
     """The ranges of turns that rewinds have removed, behind these writes of an RPC."""
     for write in writes:
         if write.key == resources.header.name:
