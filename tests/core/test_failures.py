@@ -282,6 +282,7 @@ _MAPS = (
     resources.interrupts,
     resources.accepted,
     resources.last_turn,
+    resources.outcomes,
 )
 
 
@@ -322,6 +323,7 @@ async def test_finished_turns_leave_nothing_but_their_pages(
         assert {name: keys for name, keys in stored.items() if keys} == {
             "messages": ["00000001", "00000002", "00000003"],
             "last_turn": ["newest"],
+            "outcomes": ["00000001", "00000002", "00000003"],
         }
 
 

@@ -20,8 +20,10 @@ from dex_agents import (
     AgentSessionClient,
     AgentSessionFlow,
     AgentSessionOptions,
+    AgentTurnError,
     CompactionPolicy,
     CompactionRequest,
+    FinishedTurn,
     ForkedSession,
     HistorySummary,
     InvalidInputError,
@@ -49,7 +51,8 @@ async def test_a_fork_goes_on_from_an_earlier_turn_and_leaves_its_source_alone(
         forked = await stage.sessions.fork_session("s", "f", before_turn_id="t3")
         assert forked == ForkedSession("f", "s", last_turn_id="t2", next_turn_id="t3")
         snapshot = await stage.sessions.get_agent_snapshot("f")
-        assert (snapshot.status, snapshot.turns_done, snapshot.last_turn) == ("idle", 2, None)
+        assert (snapshot.status, snapshot.turns_done) == ("idle", 2)
+        assert snapshot.last_turn == FinishedTurn("t2", "a2")
         assert (snapshot.forked_from, snapshot.usage.model_calls) == ("s", 0)
         assert await read(stage, "f") == ["m1", "a1", "m2", "a2"]
         await stage.sessions.send_user_message("f", "n3")
@@ -93,6 +96,29 @@ async def test_a_fork_of_a_rewound_session_has_what_counts(stages: Stages) -> No
             await stage.sessions.fork_session("s", "h", after_turn_id="t2")
         await say(stage, "n5", "f")
         assert seen(stage.runner) == ["m1", "a1", "m4", "a4"]
+
+
+async def test_a_fork_shows_how_its_turns_ended_also_after_a_rewind(stages: Stages) -> None:
+    async with stages.play(["a1", AgentTurnError("no money"), "a3"]) as stage:
+        hold = Hold()
+        await talk(stage, ["m1", "m2"])
+        failed = (await stage.sessions.get_agent_snapshot("s")).last_turn
+        assert failed is not None and "no money" in failed.error
+        stage.runner.before_answer = hold
+        await stage.sessions.send_user_message("s", "m3")
+        await hold.reached()
+        assert (await stage.sessions.close_session("s")).cancelled_turn == "t3"
+        closed = (await stage.sessions.get_agent_snapshot("s")).last_turn
+        await stage.sessions.fork_session("s", "f")
+        assert closed is not None and closed.is_cancelled
+        assert (await stage.sessions.get_agent_snapshot("f")).last_turn == closed
+        # The close of the source is none of the fork.
+        await stage.sessions.fork_session("f", "g")
+        assert (await stage.sessions.close_session("g")).cancelled_turn == ""
+        await stage.sessions.rewind("f", "t3")
+        assert (await stage.sessions.get_agent_snapshot("f")).last_turn == failed
+        await stage.sessions.rewind("f", "t2")
+        assert (await stage.sessions.get_agent_snapshot("f")).last_turn == FinishedTurn("t1", "a1")
 
 
 async def test_the_same_fork_happens_once(stages: Stages) -> None:
@@ -165,12 +191,12 @@ async def test_nothing_is_shown_before_all_has_arrived(
         pages = branch.read_pages
         left = 2
 
-        async def break_off(*arguments: Any) -> Any:
+        async def break_off(*arguments: Any, **options: Any) -> Any:
             nonlocal left
             left -= 1
             if left < 0:
                 raise ConnectionError("broken off")
-            return await pages(*arguments)
+            return await pages(*arguments, **options)
 
         monkeypatch.setattr(forking, "read_pages", break_off)
         with pytest.raises(ConnectionError):

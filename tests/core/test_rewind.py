@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from dex import AsyncContext, Wait
+from dex import AsyncContext, RPCInvokeOptions, Wait
 
 from core.conftest import TURN_S, Stage, Stages
-from core.scripted_runner import Call, ScriptedRunner
+from core.scripted_runner import Answer, Call, ScriptedRunner
 from core.test_cancel import Hold
 from dex_agents import (
     AgentMessage,
+    AgentTurnError,
+    FinishedTurn,
     InvalidInputError,
     Json,
     NewerTurnError,
@@ -26,6 +28,9 @@ from dex_agents import (
     TurnOpenError,
     TurnTargetError,
 )
+from dex_agents._session import resources
+from dex_agents._session.encoding import decode, encode
+from dex_agents._session.records import message_digest
 from dex_agents._session.steps_turn import AwaitUserMessage
 
 
@@ -76,8 +81,7 @@ async def test_removed_turns_count_no_more_and_stay_readable(stages: Stages) -> 
             3,
             ((2, 3),),
         )
-        assert snapshot.last_turn is not None
-        assert (snapshot.last_turn.turn_id, snapshot.last_turn.is_removed) == ("t3", True)
+        assert snapshot.last_turn == FinishedTurn("t1", "a1")
         assert await read(stage) == ["m1", "a1"]
         await say(stage, "m4")
         assert seen(stage.runner) == ["m1", "a1"]
@@ -89,6 +93,8 @@ async def test_removed_turns_count_no_more_and_stay_readable(stages: Stages) -> 
         assert (again.removed_turns, again.next_turn_id) == (("t4", "t5"), "t6")
         await say(stage, "m6")
         assert seen(stage.runner) == ["m1", "a1"]
+        snapshot = await stage.sessions.get_agent_snapshot("s")
+        assert snapshot.last_turn == FinishedTurn("t6", "a6")
         assert await read(stage) == ["m1", "a1", "m6", "a6"]
         everything = await read(stage, include_removed=True)
         assert everything == [f"{kind}{n}" for n in range(1, 7) for kind in "ma"]
@@ -96,6 +102,46 @@ async def test_removed_turns_count_no_more_and_stay_readable(stages: Stages) -> 
         # An id that was used is never used again, whatever it was used for first.
         assert await stage.sessions.rewind("s", "t2", request_id="once") == rewound
         assert await read(stage) == ["m1", "a1", "m6", "a6"]
+
+
+async def test_the_last_turn_is_the_newest_that_is_left_however_it_ended(stages: Stages) -> None:
+    held: list[Call] = [Call("pay", ToolEffect.NON_IDEMPOTENT_WRITE, approval=True)]
+    script: list[Answer] = ["a1", AgentTurnError("no money"), held, "a4", "a5", "a6"]
+    async with stages.play(script) as stage:
+        last: dict[str, FinishedTurn | None] = {}
+        await talk(stage, ["m1", "m2"])
+        last["t2"] = (await stage.sessions.get_agent_snapshot("s")).last_turn
+        assert last["t2"] is not None and "no money" in last["t2"].error
+        await stage.sessions.send_user_message("s", "m3")
+        await stage.sessions.wait_until_settled("s", turns_done=3, timeout_s=TURN_S)
+        await stage.sessions.cancel_turn("s")
+        last["t3"] = (await stage.sessions.get_agent_snapshot("s")).last_turn
+        assert last["t3"] is not None and last["t3"].is_cancelled
+        await say(stage, "m4")
+        for target, left in (("t4", "t3"), ("t3", "t2")):
+            rewound = await stage.sessions.rewind("s", target)
+            snapshot = await stage.sessions.get_agent_snapshot("s")
+            assert snapshot.last_turn == last[left]
+            assert (rewound.last_turn_id, snapshot.turns_done) == (left, 4)
+        await stage.sessions.close_session("s")
+        snapshot = await stage.sessions.get_agent_snapshot("s")
+        assert (snapshot.status, snapshot.last_turn) == ("closed", last["t2"])
+
+
+async def test_a_client_of_an_earlier_release_rewinds(stages: Stages) -> None:
+    """It does not load how the turns ended, so which was the last one is not known."""
+    async with stages.play([f"a{n}" for n in range(1, 9)]) as stage:
+        await talk(stage, ["m1", "m2", "m3"])
+        request = {"request_id": "r", "before_turn": "t3", "finished_turns": 3, "note": None}
+        loads = (resources.rewinds.load(message_digest("r")),)
+        options = RPCInvokeOptions(load_attribute_map_instances=loads)
+        call = stage.client.invoke_rpc
+        answer = await call(stage.flow.rewind_rpc, "s", encode(request), options=options)
+        assert decode(answer)["removed"] == [3]
+        assert (await stage.sessions.get_agent_snapshot("s")).last_turn is None
+        await stage.sessions.rewind("s", "t2")
+        snapshot = await stage.sessions.get_agent_snapshot("s")
+        assert snapshot.last_turn == FinishedTurn("t1", "a1")
 
 
 async def test_a_rewind_that_is_repeated_acts_once(stages: Stages) -> None:

@@ -4,7 +4,7 @@ on.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -30,18 +30,17 @@ from dex_agents_google_adk._adk_workarounds.nested_node_paths import (
     agents_on_their_way,
     forget_misleading_path,
 )
+from dex_agents_google_adk._answer import final_text, root_output
 from dex_agents_google_adk._artifacts import SessionArtifacts, session_artifacts
 from dex_agents_google_adk._attempt import Attempt, enter_attempt
 from dex_agents_google_adk._attempt_runner import RESUMABLE, AttemptRunner
 from dex_agents_google_adk._branches import branch_below
 from dex_agents_google_adk._compaction import restore
 from dex_agents_google_adk._events import (
-    USER,
     dump_event,
     is_resumption_marker,
     is_users,
     load_event,
-    shown_text,
     timestamp_of,
     to_message,
 )
@@ -70,7 +69,7 @@ from dex_agents_google_adk._run_state import (
 from dex_agents_google_adk._session import AttemptSessionService, make_session
 from dex_agents_google_adk._setup import RunnerSetup
 from dex_agents_google_adk._telemetry import for_listeners
-from dex_agents_google_adk._tool_events import ToolEvents, is_inside, names_of_calls
+from dex_agents_google_adk._tool_events import ToolEvents
 from dex_agents_google_adk._tool_step import make_tool_context
 from dex_agents_google_adk._turn_checks import check_end, check_progress, check_records, check_tasks
 
@@ -335,9 +334,11 @@ class _TurnAttempt:
         events = [event for event in events if not is_resumption_marker(event)]
         check_end(attempt, self._setup.tree, events)
         messages = [self._message(event) for event in events]
+        agents = self._setup.tree.agent_names
         return TurnCompleted(
             messages=messages,
-            final_text=_final_text(events, self._setup.tree.agent_names),
+            final_text=final_text(events, agents),
+            output=root_output(events, agents, lambda event: self._items[event.id]),
             usage=usage,
             metadata=metadata,
             took_steering=attempt.took_steering,
@@ -443,13 +444,3 @@ def _base_time(request: RunModelRequest) -> float:
         times += [timestamp_of(item) for item in request.run_state.get("events") or ()]
     times += [ended_at(record) for record in request.records]
     return max(times)
-
-
-def _final_text(events: list[Event], agents: Collection[str]) -> str:
-    calls = names_of_calls(events, agents)
-    for event in reversed(events):
-        if event.author == USER or is_inside(event, calls) or not event.is_final_response():
-            continue
-        if text := shown_text(event.content):
-            return text
-    return ""

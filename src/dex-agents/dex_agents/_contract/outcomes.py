@@ -65,6 +65,7 @@ class TurnCompleted:
     Attributes:
         messages: Everything the turn adds to the history, its user message included, in order.
         final_text: The answer's text for display, possibly empty.
+        output: What the agent returned besides its text, as JSON; ``None`` if nothing.
         took_steering: See :class:`ToolCallsRequested`.
     """
 
@@ -73,6 +74,7 @@ class TurnCompleted:
     usage: TokenUsage = _NO_USAGE
     metadata: ModelCallMetadata = _NO_METADATA
     took_steering: bool = False
+    output: Json = None
 
     def __post_init__(self) -> None:
         check_items(self, "messages", AgentMessage, error=ContractTypeError)

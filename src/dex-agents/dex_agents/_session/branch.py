@@ -38,12 +38,21 @@ async def read_branch(connection: SessionConnection, session_id: str) -> Branch:
 
 
 async def read_pages(
-    connection: SessionConnection, session_id: str, turns: Sequence[int]
+    connection: SessionConnection,
+    session_id: str,
+    turns: Sequence[int],
+    *,
+    with_outcomes: bool = False,
 ) -> list[Any]:
-    """Pages in the given order, as many as fit into one answer; one that is gone is empty."""
+    """Pages in the given order, as many as fit into one answer; one that is gone is empty.
+
+    Args:
+        with_outcomes: Whether each tells how its turn ended, if that is known.
+    """
     keys = [resources.page_key(number) for number in turns]
+    loaded = [resources.messages, *([resources.outcomes] if with_outcomes else [])]
     options = RPCInvokeOptions(
-        load_attribute_map_instances=tuple(resources.messages.load(key) for key in keys)
+        load_attribute_map_instances=tuple(of.load(key) for key in keys for of in loaded)
     )
     request = {"keys": keys, "max_bytes": _PAGE_BYTES}
     try:
@@ -53,7 +62,8 @@ async def read_pages(
     except WorkerInvocationError as error:
         if error.worker_error_type != "TASK_TOO_LARGE" or len(keys) == 1:
             raise
-        return await read_pages(connection, session_id, turns[: len(turns) // 2])
+        half = turns[: len(turns) // 2]
+        return await read_pages(connection, session_id, half, with_outcomes=with_outcomes)
 
 
 def messages_of(pages: Sequence[Any]) -> list[AgentMessage]:

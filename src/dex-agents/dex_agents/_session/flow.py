@@ -171,6 +171,7 @@ class AgentSessionFlow(Flow[bytes]):
             resources.accepted,
             resources.steering,
             resources.last_turn,
+            resources.outcomes,
             resources.user_messages,
             resources.answers,
             resources.finished_calls,
@@ -373,7 +374,8 @@ class AgentSessionFlow(Flow[bytes]):
     def read_pages_rpc(self, context: Context, request: bytes) -> RPCResult[bytes]:
         """Messages of the given turns in the given order, as many turns as fit.
 
-        The caller loads their pages. A turn whose page is gone has no messages.
+        The caller loads their pages. A turn whose page is gone has no messages. A caller that also
+        loads how the turns ended gets that, too.
         """
         wanted = decode(request)
         pages: list[Any] = []
@@ -381,10 +383,12 @@ class AgentSessionFlow(Flow[bytes]):
         for key in wanted["keys"]:
             data = resources.messages.get(context, key)
             messages = [message_to_json(item) for item in read_page(data)] if data else []
-            size += len(encode(messages))
+            outcome = resources.read_outcome(context, int(key))
+            size += len(encode(messages)) + len(outcome or b"")
             if pages and size > wanted["max_bytes"]:
                 break
-            pages.append({"key": key, "messages": messages})
+            page = {"key": key, "messages": messages}
+            pages.append({**page, "outcome": decode(outcome)} if outcome else page)
         return RPCResult(encode(pages))
 
 

@@ -8,6 +8,7 @@ same call.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from dex import Context
@@ -17,7 +18,7 @@ from dex_agents._contract import Json
 from dex_agents._session import resources
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.live_turns import is_removed
-from dex_agents._session.records import Header
+from dex_agents._session.records import Header, LastTurn
 from dex_agents._session.rewind import TURNS_NAMED, find_summary, known_turn
 
 
@@ -70,12 +71,19 @@ def take_piece(context: Context, given: Mapping[str, Any]) -> None:
     _failpoints.reach("fork.before")
     if not is_incomplete(context):
         return  # another call was faster
+    fork = decode(resources.fork.get(context))
     for page in given.get("pages") or ():
         if page["messages"]:
             resources.messages.set(context, page["key"], encode(page["messages"]))
+        if known := page.get("outcome"):
+            # That the source was closed with it is nothing that this session knows of itself.
+            outcome = replace(LastTurn.from_json(known), is_by_close=False)
+            stored = encode(outcome.to_json())
+            resources.outcomes.set(context, page["key"], stored)
+            if page["key"] == resources.page_key(fork["last_turn"]):
+                resources.last_turn.set(context, resources.LAST_TURN_KEY, stored)
     if summary := given.get("summary"):
         resources.summaries.set(context, summary["key"], encode(summary["data"]))
         resources.summary_marks.set(context, summary["key"], encode(None))
     if given.get("is_last"):
-        fork = decode(resources.fork.get(context))
         resources.fork.set(context, encode({**fork, "is_complete": True}))

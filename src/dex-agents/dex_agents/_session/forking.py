@@ -104,7 +104,8 @@ async def _copy(
     # Page 0 holds what the session was given at its creation.
     turns = [0, *live_turns(header.removed, first, header.finished_turns)]
     while turns:
-        pages = await read_pages(connection, session_id, turns[:TURNS_AT_ONCE])
+        some = turns[:TURNS_AT_ONCE]
+        pages = await read_pages(connection, session_id, some, with_outcomes=True)
         for turn, page in zip(turns, pages, strict=False):
             if turn > header.summarized_turns and not page["messages"]:
                 raise _gone(session_id, new_session_id)
@@ -128,7 +129,7 @@ async def _summary(
 def _with_origin(pages: Sequence[Any], session_id: str) -> Json:
     return [
         {
-            "key": page["key"],
+            **page,
             "messages": [
                 {**message, "origin_session_id": message.get("origin_session_id") or session_id}
                 for message in page["messages"]

@@ -35,11 +35,16 @@ async def rewind(
     request_id: str,
 ) -> RewoundSession:
     """Remove the turns from the given one on; a known request id acts once."""
-    options = RPCInvokeOptions(
-        load_attribute_map_instances=(resources.rewinds.load(message_digest(request_id)),)
-    )
+    known = resources.rewinds.load(message_digest(request_id))
     for _ in range(_TRIES):
         branch = await read_branch(connection, session_id)
+        kept = _newest_before(branch, before_turn_id)
+        options = RPCInvokeOptions(
+            load_attribute_map_instances=(
+                known,
+                resources.outcomes.load(resources.page_key(kept)),
+            )
+        )
         request = {
             "request_id": request_id,
             "before_turn": before_turn_id,
@@ -63,6 +68,15 @@ async def rewind(
     raise SessionUnavailableError(
         f"session {session_id!r} goes on all the time; nothing changed, call again"
     )
+
+
+def _newest_before(branch: Branch, turn_id: str) -> int:
+    """The turn that is the newest behind a rewind to before this one; 0 if there is none.
+
+    No other rewind can make it another one: it removes this turn, too, or none before it.
+    """
+    first = known_turn(branch.header, turn_id)
+    return max((turn for turn in branch.header.live_turns() if turn < first), default=0)
 
 
 async def _note(

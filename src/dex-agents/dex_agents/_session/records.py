@@ -42,13 +42,14 @@ def _shallow(value: Any) -> dict[str, Any]:
 
 @dataclass
 class LastTurn:
-    """How the newest finished turn ended."""
+    """How a finished turn ended."""
 
     turn_id: str
     final_text: str = ""
     error: str = ""
     is_cancelled: bool = False
     is_by_close: bool = False
+    output: Json = None
 
     def to_json(self) -> Json:
         """For storage."""

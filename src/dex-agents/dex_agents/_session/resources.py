@@ -6,7 +6,14 @@ with every task, so they stay tiny; everything else is in maps and loaded by nam
 
 from __future__ import annotations
 
-from dex import Attribute, AttributeMap, Channel, ChannelMap
+from dex import (
+    Attribute,
+    AttributeMap,
+    AttributeMapNotLoadedError,
+    Channel,
+    ChannelMap,
+    Context,
+)
 
 header = Attribute("header", bytes)
 """Where the session stands; written only by Steps that run alone in a turn."""
@@ -62,7 +69,9 @@ steering = AttributeMap("steering", bytes)
 """Messages for the open turn by time, and marks of those it took whose place in the queue is left.
 """
 last_turn = AttributeMap("last_turn", bytes)
-"""How the newest finished turn ended, under one key."""
+"""How the newest turn that counts ended, under one key."""
+outcomes = AttributeMap("outcomes", bytes)
+"""How each finished turn ended, by turn number, for the moment at which it is the newest again."""
 
 user_messages = Channel("user_messages", bytes)
 answers = ChannelMap("answers", bytes)
@@ -78,6 +87,14 @@ STREAM_NAME = "AgentEvents"
 def page_key(turn_number: int) -> str:
     """The page of a turn."""
     return f"{turn_number:08d}"
+
+
+def read_outcome(context: Context, turn_number: int) -> bytes | None:
+    """How a turn ended, if the caller has loaded it, which clients of earlier releases do not."""
+    try:
+        return outcomes.get(context, page_key(turn_number)) or None
+    except AttributeMapNotLoadedError:
+        return None
 
 
 def call_key(batch: str, index: int) -> str:

@@ -126,6 +126,8 @@ def _removed(context: Context, header: Header, given: dict[str, Any]) -> dict[st
     if len(removed) > MAX_GAPS:
         return {"refused": "gaps"}
     header.removed = removed
+    if outcome := resources.read_outcome(context, kept[-1]):
+        resources.last_turn.set(context, resources.LAST_TURN_KEY, outcome)
     header.summarized_turns = summary
     header.history_bytes = None
     return {

@@ -59,6 +59,7 @@ def _forget(context: AsyncContext, header: Header, through: int, retained: int) 
     forgotten = summarized[-retained - 1]
     for number in range(header.forgotten_turns + 1, forgotten + 1):
         resources.messages.delete(context, resources.page_key(number))
+        resources.outcomes.delete(context, resources.page_key(number))
     header.forgotten_turns = max(forgotten, header.forgotten_turns)
     for key in resources.summary_marks.get_all_instance_keys(context):
         if int(key) < forgotten:

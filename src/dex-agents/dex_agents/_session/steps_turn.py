@@ -61,6 +61,7 @@ from dex_agents._session.records import (
     message_digest,
     message_to_json,
 )
+from dex_agents._session.results import shown_output
 from dex_agents._session.steps_compact import needs_compaction
 from dex_agents._session.steps_tools import (
     call_fields,
@@ -278,9 +279,11 @@ class RunModel(Step[bytes]):
         outcome: RunModelOutcome,
     ) -> StepDecision:
         if isinstance(outcome, TurnCompleted):
-            last = LastTurn(before.turn_id, outcome.final_text)
+            encoded("output", outcome.output)
+            last = LastTurn(before.turn_id, outcome.final_text, output=outcome.output)
             decision = end_turn(context, self._flow, header, state, before, outcome.messages, last)
-            events.emit("turn_completed", text=outcome.final_text)
+            output = {} if outcome.output is None else {"output": shown_output(outcome.output)}
+            events.emit("turn_completed", text=outcome.final_text, **output)
             return decision
         if isinstance(outcome, ContinueTurn):
             return self._continue(context, before, state, outcome)

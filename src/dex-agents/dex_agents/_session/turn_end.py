@@ -31,13 +31,14 @@ from dex_agents._session.records import (
     message_to_json,
     turn_number,
 )
+from dex_agents._session.results import fit_output
 from dex_agents._tracing import SpanPlace
 
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
 
-FINAL_TEXT_BYTES = 256 * 1024
-"""What a snapshot shows of an answer; the history has all of it."""
+OUTCOME_BYTES = 256 * 1024
+"""What a snapshot shows of an answer's text and of its output; the history has all of it."""
 
 
 def read_header(context: AsyncContext) -> Header:
@@ -151,9 +152,13 @@ def end_turn(
         for index, message in enumerate(messages)
     ]
     page = encoded("a message of the turn", numbered)
-    shown = replace(last, final_text=clean_text(last.final_text, FINAL_TEXT_BYTES))
+    shown = replace(
+        last,
+        final_text=clean_text(last.final_text, OUTCOME_BYTES),
+        output=fit_output(last.output, OUTCOME_BYTES),
+    )
     outcome = encode(shown.to_json())
-    check_size("the messages of this turn", (page, outcome))
+    check_size("the messages of this turn", (page, outcome, outcome))
     header.next_sequence += len(numbered)
     header.usage += state.usage
     header.turn_id = ""
@@ -162,6 +167,7 @@ def end_turn(
         header.history_bytes = (header.history_bytes or 0) + size_of(messages)
     resources.messages.set(context, resources.page_key(number), page)
     resources.last_turn.set(context, resources.LAST_TURN_KEY, outcome)
+    resources.outcomes.set(context, resources.page_key(number), outcome)
     resources.turn_states.delete(context, before.turn_id)
     if state.has_run_state:
         resources.run_states.delete(context, before.turn_id)

@@ -52,19 +52,23 @@ class PendingInterrupt:
 
 @dataclass(frozen=True)
 class FinishedTurn:
-    """How the newest finished turn ended.
+    """How a finished turn ended.
 
     Attributes:
+        turn_id: Its id, such as ``t3``.
+        final_text: The answer's text, its first 256 KiB; ``list_messages`` has all of it.
         error: Why it failed or that it was cancelled; empty for an answered one.
         is_cancelled: Whether ``cancel_turn`` or ``close_session`` ended it.
-        is_removed: Whether a rewind has removed it since.
+        output: What the agent returned besides its text, as JSON, or ``None``: of ADK the
+            ``output`` of the event that holds the root Workflow's output. One of more than 256 KiB
+            shows as ``{"truncated": true, "original_bytes": n, "preview": text}``.
     """
 
     turn_id: str
     final_text: str = ""
     error: str = ""
     is_cancelled: bool = False
-    is_removed: bool = False
+    output: Json = None
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,15 @@ class AgentSnapshot:
             waits for its own; ``"waiting"``: the open turn waits for a person; ``"closed"``: the
             session has ended, and the rest shows how it stood then.
         turn_id: The open turn, or empty.
-        turns_done: Turns that have ended, failed and removed ones included.
+        turns_done: Number of the newest turn that has ended. It never goes back: failed turns count,
+            and so do those that a rewind has removed.
         pending_interrupts: What the open turn waits for; nothing once the session has ended.
         revision: Grows whenever a turn ends or starts to wait for a person.
         usage: Tokens and model calls of finished turns.
-        last_turn: How the newest finished turn ended, or ``None`` before its end.
+        last_turn: How the newest turn ended that is still part of the conversation: behind a rewind
+            or in a fork the newest that is left. ``None`` before the end of the first one, and where
+            that is not known any more: after a rewind to a turn that an earlier release has stored,
+            or whose messages were deleted (``CompactionPolicy.retained_turns``).
         queued_messages: User messages that wait for their turn; of a closed session those that
             were dropped.
         close_reason: Why it was closed, as far as that was said.
@@ -204,7 +212,7 @@ def snapshot_from_json(session_id: str, data: Json) -> AgentSnapshot:
         revision=data["revision"],
         pending_interrupts=pending,
         usage=TokenUsage(**data["usage"]),
-        last_turn=_last_turn(last, removed) if last else None,
+        last_turn=_last_turn(last, removed),
         queued_messages=data["queued_messages"],
         close_reason=closing["reason"] if closing else "",
         removed_turns=removed,
@@ -212,13 +220,16 @@ def snapshot_from_json(session_id: str, data: Json) -> AgentSnapshot:
     )
 
 
-def _last_turn(data: Json, removed: Sequence[tuple[int, int]]) -> FinishedTurn:
+def _last_turn(data: Json, removed: Sequence[tuple[int, int]]) -> FinishedTurn | None:
+    # An earlier release left a removed turn there.
+    if not data or is_removed(removed, turn_number(data["turn_id"])):
+        return None
     return FinishedTurn(
         turn_id=data["turn_id"],
         final_text=data["final_text"],
         error=data["error"],
         is_cancelled=data.get("is_cancelled", False),
-        is_removed=is_removed(removed, turn_number(data["turn_id"])),
+        output=data.get("output"),
     )
 
 
