@@ -56,7 +56,7 @@ def as_false(node_input: Any) -> Any:
 
 
 def as_event(node_input: Any) -> Any:
-    yield Event(output={"by": "event"})  # type: ignore[call-arg]
+    yield Event(output={"by": "event"})
 
 
 def as_nothing(node_input: Any) -> Any:
