@@ -36,10 +36,14 @@ def find(context: AsyncContext | Context, interrupt_id: str) -> StoredInterrupt 
 
 
 def take_in(context: AsyncContext, interrupt_id: str) -> dict[str, Json] | None:
-    """End a wait: its answer, or ``None`` if its deadline has passed first."""
+    """End a wait: its answer, or ``None`` if its deadline has passed first.
+
+    What it waited for may begin from this commit on.
+    """
     interrupt = find(context, interrupt_id)
     answer = interrupt.answer if interrupt is not None else None
     resources.interrupts.delete(context, interrupt_id)
+    resources.unapproved.delete(context, interrupt_id)
     if answer is None:
         resources.asked.set(context, interrupt_id, encode(_EXPIRED))
     return answer

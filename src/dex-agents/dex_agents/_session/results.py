@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dex_agents._contract import (
     NOT_STORED_KEY,
+    InterruptKind,
+    InterruptRequest,
     Json,
     ToolCallRecord,
     ToolCallStatus,
@@ -26,6 +29,7 @@ _PREVIEW_SHARE = 2  # the preview takes at most this fraction of the limit, esca
 ROUND_BYTES = 2 * 1024 * 1024
 """What all results of one response may take together: one ``RunModel`` task carries them all."""
 _LEAST_BYTES = 4 * 1024
+_HINT_BYTES = 16 * 1024
 SHOWN_BYTES = 16 * 1024
 """Characters of JSON that a live event shows of a result."""
 
@@ -60,23 +64,44 @@ def succeeded_record(
         output, framework_data = {"unencodable": True, "preview": _preview(result, max_bytes)}, None
         given = ()
     images = _images(task.call.tool_name, given)
-    if framework_data is not None:
-        size = _size(framework_data)
-        if size is None or size > max_bytes // 2:
-            lost = _lost(size, max_bytes // 2)
-            _LOGGER.warning("tool %s: %s", task.call.tool_name, lost)
-            output, framework_data = _with_note(fit_output(output, max_bytes // 2), lost), None
-        else:
-            max_bytes -= size
+    output, framework_data = _fit(task.call.tool_name, output, framework_data, max_bytes)
     return ToolCallRecord(
         task.call.call_id,
         task.call.tool_name,
         ToolCallStatus.SUCCEEDED,
-        output=fit_output(output, max_bytes),
+        output=output,
         framework_data=framework_data,
         attempt=attempt,
         images=images,
     )
+
+
+def fit_interrupt(tool_name: str, asked: InterruptRequest, max_bytes: int) -> InterruptRequest:
+    """What a tool's call waits for, in at most about ``max_bytes`` as stored.
+
+    The tool has run, so that it is too large must not hide that. What is shown is cut like a result.
+    """
+    if asked.kind is InterruptKind.CREDENTIAL:
+        return asked  # small, and the answer is of no use without all of it
+    payload, framework_data = _fit(tool_name, asked.payload, asked.framework_data, max_bytes)
+    return replace(
+        asked,
+        hint=clean_text(asked.hint, _HINT_BYTES),
+        payload=payload,
+        framework_data=framework_data,
+    )
+
+
+def _fit(tool_name: str, output: Json, framework_data: Json, max_bytes: int) -> tuple[Json, Json]:
+    """Output and side data in the space that there is for both."""
+    if framework_data is None:
+        return fit_output(output, max_bytes), None
+    size = _size(framework_data)
+    if size is not None and size <= max_bytes // 2:
+        return fit_output(output, max_bytes - size), framework_data
+    lost = _lost(size, max_bytes // 2)
+    _LOGGER.warning("tool %s: %s", tool_name, lost)
+    return _with_note(fit_output(output, max_bytes // 2), lost), None
 
 
 def _lost(size: int | None, limit: int) -> str:

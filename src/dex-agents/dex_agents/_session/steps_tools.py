@@ -55,7 +55,12 @@ from dex_agents._session.heartbeat import StepHeartbeat, keep_alive
 from dex_agents._session.lanes import skipped_record, split_skipped, waits_first
 from dex_agents._session.notes import finished_call
 from dex_agents._session.records import CallTask, StoredInterrupt, arguments_digest
-from dex_agents._session.results import result_limit, shown_output, succeeded_record
+from dex_agents._session.results import (
+    fit_interrupt,
+    result_limit,
+    shown_output,
+    succeeded_record,
+)
 from dex_agents._stored_record import record_to_json
 from dex_agents._tracing import SpanPlace
 
@@ -195,7 +200,6 @@ class AwaitToolApproval(AwaitInterrupt):
         _failpoints.reach("interrupt.answered", context.flow_id)
         # An answer that was accepted counts, also when the timer fired meanwhile.
         answer = interrupts.take_in(context, task.interrupt_id)
-        resources.unapproved.delete(context, task.interrupt_id)
         _failpoints.reach("approval.before_commit", context.flow_id)
         if answer is not None and answer.get("approved"):
             # The call itself stays as the model made it, beside what it was changed to.
@@ -317,7 +321,7 @@ class _ToolStep(Step[bytes]):
             span.end("cancelled")
         interrupt = getattr(result, "interrupt", None)
         if isinstance(interrupt, InterruptRequest):
-            return interrupt
+            return fit_interrupt(call.tool_name, interrupt, limit)
         return succeeded_record(task, result, context.attempt, limit)
 
 
@@ -373,7 +377,7 @@ def stored_interrupt(task: CallTask) -> StoredInterrupt:
         kind=str(asked.kind if asked else InterruptKind.APPROVAL),
         tool_name=task.call.tool_name,
         call_id=task.call.call_id,
-        arguments=dict(task.call.arguments),
+        arguments=dict(_arguments(task)),  # what will run
         agent_name=task.call.agent_name,
         hint=(asked.hint if asked else "") or task.call.hint,
         requested_ms=now_ms(),

@@ -41,7 +41,13 @@ class AwaitAnswer(AwaitInterrupt):
         asked = task.interrupt
         assert asked is not None, f"call {task.interrupt_id} waits for nothing"
         if answer is not None and (given := _for_the_tool(task, asked, answer)) is not None:
-            again = replace(task, interrupt=None, answer=given)
+            edited = answer.get("arguments")  # of a person who approved
+            again = replace(
+                task,
+                interrupt=None,
+                answer=given,
+                edited_arguments=task.edited_arguments if edited is None else edited,
+            )
             return go_to_many(step_options.call_tool(self._flow.options, again))
         record = _record(task, answer)
         events = StepEvents(
@@ -58,7 +64,8 @@ def _for_the_tool(
     """What the tool runs again with, which it was told before included; ``None``: it does not."""
     before: dict[str, Json] = task.answer or {}
     if asked.kind is InterruptKind.APPROVAL:
-        return {**before, **answer}
+        told = {name: value for name, value in answer.items() if name != "arguments"}
+        return {**before, **told}
     if asked.kind is InterruptKind.CREDENTIAL and "credential" in answer:
         given = {**answer["credential"], "request": asked.framework_data}
         return {**before, "credentials": [*before.get("credentials", ()), given]}
