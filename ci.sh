@@ -6,7 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 usage() {
   cat <<'TEXT'
 ./ci.sh             set up, then lint, format check, types and tests
-./ci.sh demo …      set up, then run the demo (--yes approves by itself, --data FOLDER keeps the data)
+./ci.sh demo …      set up, then run the demo (--yes approves by itself; --data FOLDER puts the data into
+                    a folder that has no demo yet, not into a temporary one)
 ./ci.sh bench …     set up, then measure turns (--rounds N --turns N --sessions N --workers N),
                     or with "bench engine" the engine alone (--steps N --flows N --long-steps N)
 ./ci.sh test …      set up, then pytest with these arguments
@@ -78,6 +79,7 @@ make_venv() { # PYTHON
     echo "ci.sh: $1 has no venv with pip; install it (Debian, Ubuntu: apt install python3-venv)" >&2
     return 1
   }
+  echo "   $(grep -c '==' requirements.lock) packages; this is quiet for a minute or two" >&2
   rm -rf .venv && "$1" -m venv .venv &&
     .venv/bin/python -m pip install --quiet --no-deps --no-compile --require-hashes \
       -r requirements.lock

@@ -333,6 +333,7 @@ async def test_live_events_carry_turn_step_and_attempt(stages: Stages) -> None:
             "tool_call_started",
             "tool_call_finished",
             "model_call_started",
+            "model_call_failed",
             "model_call_started",
             "text_delta",
             "model_call_finished",
@@ -340,7 +341,8 @@ async def test_live_events_carry_turn_step_and_attempt(stages: Stages) -> None:
         ]
         assert {event.turn_id for event in seen} == {"t1"}
         assert {event.step_execution_id for event in seen[6:]} == {"RunModel-2"}
-        assert [event.attempt for event in seen[6:]] == [1, 2, 2, 2, 2]
+        assert [event.attempt for event in seen[6:]] == [1, 1, 2, 2, 2, 2]
+        assert seen[7].data == {"error": "once"}
         assert seen[2].data == {"input_tokens": 3, "output_tokens": 2, "model_calls": 1, "calls": 1}
         assert seen[3].data["tool_call_id"] == "c0-0"
         assert seen[5].data["status"] == "succeeded"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,6 +26,8 @@ from dex_agents.testing import (
 )
 from dex_agents.testing._process import ChildProcess
 from support.kit_flow import AFTER_WORK, NOISE_ENV, client_of
+from support.polling import until
+from support.processes import is_running
 
 BUILD = "support.kit_flow:build_flow"
 SHAPE = ["Begin", "Work", "Refuse", "Rescue"]
@@ -41,6 +45,8 @@ async def test_history_of_a_flow(engine: PrivateEngine, tmp_path: Path) -> None:
     async with client_of(engine, tmp_path) as (client, flow):
         await client.start_flow(flow, "one", 0.2)
         await client.wait_for_flow("one", timedelta(seconds=30))
+    # A command that a tool runs inherits it, and would wait for ever for the end of a pipe.
+    assert os.readlink(f"/proc/{worker.pid}/fd/0") == os.devnull
     rows = await read_step_history(engine.address, "one")
     assert await worker.stop() == 0
     assert worker.ready_line == f"dex-agents worker ready {worker.pid}"
@@ -111,6 +117,37 @@ async def test_worker_that_prints_a_lot_goes_on(engine: PrivateEngine, tmp_path:
         await client.wait_for_flow("one", timedelta(seconds=30))
     assert await worker.stop() == 0
     assert (tmp_path / "worker.log").stat().st_size >= 1_000_000
+
+
+async def test_a_worker_ends_with_the_process_that_started_it(
+    engine: PrivateEngine, tmp_path: Path
+) -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from dex_agents.testing import WorkerProcess\n"
+        "async def main():\n"
+        "    worker = await WorkerProcess.start(\n"
+        "        sys.argv[1], server_address=sys.argv[2], data_dir=sys.argv[3])\n"
+        "    print(worker.pid, flush=True)\n"
+        "    await worker.wait()\n"
+        "asyncio.run(main())\n"
+    )
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        program,
+        BUILD,
+        engine.address,
+        str(tmp_path),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert parent.stdout is not None
+    worker = int(await asyncio.wait_for(parent.stdout.readline(), 60))
+    assert is_running(worker)
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not is_running(worker))
 
 
 async def test_worker_that_cannot_start_says_why(engine: PrivateEngine, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from dex_agents._worker import _Place, _Supervisor, run_with_uvloop
 from dex_agents._worker_main import build_flows
 from dex_agents.testing import Ledger, PrivateEngine, private_engine
 from support.kit_flow import KitFlow, client_of
+from support.processes import is_running
 
 MAIN = """
 import sys
@@ -82,15 +83,6 @@ def program(
         if process.poll() is None:
             process.terminate()
         process.wait(60)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_options() -> None:

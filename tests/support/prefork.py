@@ -50,23 +50,25 @@ async def start(
         return await _process.exec_command(command, env, errors)
     path = await asyncio.to_thread(_preforking)
     loop = asyncio.get_running_loop()
+    stdin, own_end = os.pipe()
     read_end, write_end = os.pipe()
     try:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(path)
         request = {"module": command[2], "arguments": command[3:], "env": dict(env)}
         data = json.dumps({**request, "cwd": os.getcwd()}).encode()
-        sent = socket.send_fds(connection, [data], [write_end, errors.fileno()])
+        sent = socket.send_fds(connection, [data], [stdin, write_end, errors.fileno()])
         connection.sendall(data[sent:])
         connection.shutdown(socket.SHUT_WR)
     finally:
+        os.close(stdin)
         os.close(write_end)
     stdout = asyncio.StreamReader()
     await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(stdout), os.fdopen(read_end, "rb", 0)
     )
     connection.setblocking(False)
-    _, process = await loop.create_connection(lambda: _Fork(stdout), sock=connection)
+    _, process = await loop.create_connection(lambda: _Fork(stdout, own_end), sock=connection)
     await process.started
     return process
 
@@ -74,8 +76,9 @@ async def start(
 class _Fork(asyncio.Protocol):
     """One child: the line with its id, and when it has ended the line with its code."""
 
-    def __init__(self, stdout: asyncio.StreamReader) -> None:
+    def __init__(self, stdout: asyncio.StreamReader, stdin: int) -> None:
         self.stdout = stdout
+        self._stdin = stdin  # stays open for as long as it runs, or until this process is gone
         self.pid = 0
         self.returncode: int | None = None
         loop = asyncio.get_running_loop()
@@ -102,6 +105,7 @@ class _Fork(asyncio.Protocol):
                 self._ended.set_result(self.returncode)
 
     def connection_lost(self, error: Exception | None) -> None:
+        os.close(self._stdin)
         lost = RuntimeError("the process that forks engines and Workers has ended")
         for future in (self.started, self._ended):
             if not future.done():
@@ -187,22 +191,21 @@ class _Server:
     def _fork(self) -> str | None:
         """A child for the next connection; the module to run, in the child."""
         connection, _ = self._listener.accept()
-        data, outputs, _, _ = socket.recv_fds(connection, 1 << 16, 2)
+        data, streams, _, _ = socket.recv_fds(connection, 1 << 16, 3)
         while more := connection.recv(1 << 16):
             data += more
         pid = os.fork()
         if pid:
             self._children[pid] = connection
-            for descriptor in outputs:
+            for descriptor in streams:
                 os.close(descriptor)
             return None
         os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for target, output in zip((1, 2), outputs, strict=True):
-            os.dup2(output, target)
-            os.close(output)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for target, stream in enumerate(streams):
+            os.dup2(stream, target)
+            os.close(stream)
         connection.sendall(f"started {os.getpid()}\n".encode())
         for mine in (connection, self._listener, *self._children.values()):
             mine.close()

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +23,12 @@ import dex_lite
 from dex_agents import AgentSessionClient, ToolEffect, ToolPolicy
 from dex_agents.testing import private_engine
 from dex_agents_google_adk import adk_agent_session_flow
+from dex_agents_google_adk.demo._folder import data_folder
 from dex_agents_google_adk.demo._model import scripted_support_model
 from dex_agents_google_adk.demo.web._app import web_app
 from dex_agents_google_adk.demo.web._serve import _command
 from support.browser import open_browser
+from support.processes import children_of, is_running
 from support.serving import serve
 
 QUESTION = "Refund my last order, I am <b>customer</b> 9"
@@ -242,3 +245,35 @@ def test_a_taken_port_and_a_used_folder_are_refused_with_the_way_out(
 
     asyncio.run(use())
     assert "--data names another folder" in capsys.readouterr().err
+
+
+async def test_a_signal_to_the_demo_ends_its_worker_too(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "from dex_agents_google_adk.demo.web import main; main()",
+        "--port",
+        "0",
+        "--data",
+        str(tmp_path),
+        env={k: v for k, v in os.environ.items() if k != "GOOGLE_API_KEY"},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(TURN_S * 2):
+        while b"http://" not in await process.stdout.readline():
+            pass
+        (worker,) = children_of(process.pid)
+        process.terminate()
+        assert await process.wait() == 0
+        # Not by itself a moment later, but stopped, with the Steps that it runs.
+        assert not is_running(worker)
+
+
+def test_data_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for place in (file, file / "below"):
+        with pytest.raises(RuntimeError, match=r"--data names a folder, and .*file"):
+            data_folder(place, "unused")
+    assert data_folder(tmp_path / "a" / "b", "unused").is_dir()

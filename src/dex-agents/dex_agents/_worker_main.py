@@ -152,7 +152,7 @@ def _stop_event(stop_with_stdin: bool) -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     if stop_with_stdin:
-        stdin = sys.stdin.fileno()
+        stdin = _take_stdin()
 
         def drop_input() -> None:
             if not os.read(stdin, 4096):
@@ -161,6 +161,15 @@ def _stop_event(stop_with_stdin: bool) -> asyncio.Event:
 
         loop.add_reader(stdin, drop_input)
     return stopping
+
+
+def _take_stdin() -> int:
+    """Keep stdin for this process: a command that a tool runs would wait on it for ever."""
+    taken = os.dup(sys.stdin.fileno())
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+    return taken
 
 
 def main() -> None:

@@ -6,11 +6,14 @@ killed with SIGKILL; another Worker takes over and the turn finishes with one re
 
 from __future__ import annotations
 
+import sys
+
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the demo; the exit code is 1 if an invariant broke and 2 if it could not run."""
+    say_that_it_loads()
     try:
         from dex_agents_google_adk.demo._app import run
     except ModuleNotFoundError as error:
@@ -20,3 +23,8 @@ def main() -> None:
             f"The demo needs {error.name}: pip install 'dex-agents-google-adk[demo]'"
         ) from None
     run()
+
+
+def say_that_it_loads() -> None:
+    """The imports take seconds, on a cold disk many."""
+    print("Google ADK loads …", file=sys.stderr, flush=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, WorkerTarget, open_blob_cache
 from rich.console import Console
+from rich.markup import escape
 
 import dex_lite
 from dex_agents import AgentSessionClient
@@ -21,6 +22,7 @@ from dex_agents_google_adk.demo._agent import (
     provider_file,
     uses_gemini,
 )
+from dex_agents_google_adk.demo._folder import data_folder
 from dex_agents_google_adk.demo._provider import PaymentProvider
 from dex_agents_google_adk.demo._report import broken_invariants, print_report
 from dex_agents_google_adk.demo._screen import ConversationScreen
@@ -42,22 +44,25 @@ def _command(
     ] = None,
 ) -> None:
     """Refund an order with an ADK agent, kill its Worker in the middle, and see it finish."""
-    interactive = sys.stdin.isatty() and sys.stdout.isatty() and not yes
     console = Console(highlight=False)
-    folder = data or Path(tempfile.mkdtemp(prefix="dex-agents-demo-"))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise RuntimeError(
+                "nobody can be asked for the approval, as this is no terminal; --yes gives it"
+            )
+        folder = data_folder(data, "dex-agents-demo-")
         if (folder / "sessions.db").exists():
             raise RuntimeError(f"{folder} holds an earlier demo; name another folder with --data")
-        broken = asyncio.run(_play(console, folder, interactive=interactive))
+        logging.basicConfig(filename=folder / "demo.log")  # the engine's and the client's
+        broken = asyncio.run(_play(console, folder, interactive=not yes))
     except (dex_lite.DexLiteError, RuntimeError, OSError) as error:
-        console.print(f"[red]The demo could not run:[/] {error}")
+        console.print(f"[red]The demo could not run:[/] {escape(str(error))}")
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        console.print(f"\nStopped. The data stays in {folder}")
+    except (KeyboardInterrupt, EOFError):
+        console.print(f"\nStopped. The data stays in {escape(str(folder))}")
         raise typer.Exit(130) from None
     for text in broken:
-        console.print(f"[red]broken:[/] {text}")
+        console.print(f"[red]broken:[/] {escape(text)}")
     raise typer.Exit(1 if broken else 0)
 
 
@@ -67,9 +72,10 @@ async def _play(console: Console, folder: Path, *, interactive: bool) -> list[st
     if not uses_gemini():
         console.print("        set GOOGLE_API_KEY to talk to Gemini instead", style="dim")
     provider = PaymentProvider(provider_file(folder))
+    console.print("engine  starts …", style="dim")
     async with dex_lite.open_engine(folder / "sessions.db") as engine:
         console.print(f"engine  {engine.address}, data in {folder / 'sessions.db'}")
-        console.print("worker  starts …", style="dim")
+        console.print("worker  starts, which takes a few seconds …", style="dim")
         worker = await _start_worker(engine.address, folder)
         try:
             console.print(f"worker  process {worker.pid}")
@@ -124,7 +130,7 @@ async def _converse(
             )
             await screen.settle()
             if snapshot.turns_done >= turns:
-                reply = screen.ask_user() if interactive else ""
+                reply = await screen.ask_user() if interactive else ""
                 if not reply:
                     return worker
                 screen.user(reply)
@@ -132,7 +138,7 @@ async def _converse(
                 turns += 1
                 continue
             for interrupt in snapshot.pending_interrupts:
-                approved = screen.ask_approval(interrupt) if interactive else True
+                approved = await screen.ask_approval(interrupt) if interactive else True
                 if not interactive:
                     screen.auto_approved(interrupt)
                 is_refund = interrupt.tool_name == "refund_order"

@@ -53,6 +53,8 @@ def broken_invariants(snapshot: AgentSnapshot, provider: PaymentProvider) -> lis
     broken += [f"the refund {key} was asked for {n} times" for key, n in asked.items() if n > 3]
     if snapshot.status != "idle":
         broken.append(f"the session is {snapshot.status}, not idle")
-    if snapshot.last_turn is None or snapshot.last_turn.error:
-        broken.append(f"the last turn failed: {snapshot.last_turn}")
+    if snapshot.last_turn is None:
+        broken.append("no turn has ended")
+    elif snapshot.last_turn.error:
+        broken.append(f"the last turn failed: {snapshot.last_turn.error}")
     return broken

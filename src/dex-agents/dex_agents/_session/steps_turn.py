@@ -246,6 +246,7 @@ class RunModel(Step[bytes]):
             raise
         except RUNNER_FAILURES as error:
             failure = model_failure(error)
+            events.emit("model_call_failed", error=str(failure))
             end_without_answer(span, type(error).__name__, str(failure))
             raise failure from None
         finally:

@@ -28,7 +28,10 @@ class Process(Protocol):
 
 
 class StartCommand(Protocol):
-    """Starts a command in a session of its own, its stdout a pipe, its stderr a file."""
+    """Starts a command in a session of its own, its stdout a pipe, its stderr a file.
+
+    Its stdin is a pipe that ends when this process does, whatever ends it.
+    """
 
     async def __call__(
         self, command: Sequence[str], env: Mapping[str, str], errors: BinaryIO
@@ -39,7 +42,7 @@ async def exec_command(command: Sequence[str], env: Mapping[str, str], errors: B
     """The usual way."""
     return await asyncio.create_subprocess_exec(
         *command,
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=errors,
         start_new_session=True,

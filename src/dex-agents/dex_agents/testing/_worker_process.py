@@ -14,7 +14,10 @@ from dex_agents.testing._process import ChildProcess
 
 
 class WorkerProcess(ChildProcess):
-    """A Worker process; ``kill`` is a SIGKILL of its group, ``stop`` lets running Steps end."""
+    """A Worker process; ``kill`` is a SIGKILL of its group, ``stop`` lets running Steps end.
+
+    It stops by itself when the process that started it is gone.
+    """
 
     @classmethod
     async def start(
@@ -70,6 +73,7 @@ class WorkerProcess(ChildProcess):
                 server_address,
                 str(folder / "worker-cache"),
                 str(folder),
+                "--stop-with-stdin",
             ],
             ready=READY_LINE,
             log=folder / "worker.log",

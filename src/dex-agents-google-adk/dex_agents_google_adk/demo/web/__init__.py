@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dex_agents_google_adk.demo import say_that_it_loads
+
 __all__ = ["main"]
 
 
 def main() -> None:
     """Serve the demo's agent with a page for it, until Ctrl-C."""
+    say_that_it_loads()
     try:
         from dex_agents_google_adk.demo.web._serve import run
     except ModuleNotFoundError as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import socket
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +18,7 @@ import dex_lite
 from dex_agents import AgentSessionClient
 from dex_agents.testing import WorkerProcess
 from dex_agents_google_adk.demo._agent import build_flow
+from dex_agents_google_adk.demo._folder import data_folder
 from dex_agents_google_adk.demo.web._app import web_app
 
 HOST = "127.0.0.1"
@@ -33,9 +36,8 @@ def _command(
     ] = None,
 ) -> None:
     """Serve the support agent with a page: its answers stream, its refunds wait for approval."""
-    folder = data or Path(tempfile.mkdtemp(prefix="dex-agents-demo-web-"))
-    folder.mkdir(parents=True, exist_ok=True)
     try:
+        folder = data_folder(data, "dex-agents-demo-web-")
         asyncio.run(_serve(folder, port))
     except dex_lite.DexLiteError as error:
         typer.echo(f"The demo could not run: {error}; --data names another folder", err=True)
@@ -55,8 +57,23 @@ async def _serve(folder: Path, port: int) -> None:
         await _serve_page(folder, page)
 
 
+@contextlib.contextmanager
+def _signals_only_stop_the_server() -> Iterator[None]:
+    """Keep a signal from ending more: uvicorn ends with it, and then raises it once more."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, lambda: None)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
 async def _serve_page(folder: Path, page: socket.socket) -> None:
     async with dex_lite.open_engine(folder / "sessions.db") as engine:
+        typer.echo("The Worker starts, which takes a few seconds …")
         worker = await WorkerProcess.start(
             "dex_agents_google_adk.demo._agent:build_flow",
             server_address=engine.address,
@@ -75,7 +92,9 @@ async def _serve_page(folder: Path, page: socket.socket) -> None:
                 hosts=(HOST, "localhost"),
             )
             typer.echo(f"http://{HOST}:{page.getsockname()[1]}   data in {folder}")
-            await uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve([page])
+            server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+            with _signals_only_stop_the_server():
+                await server.serve([page])
         finally:
             await client.close()
             await worker.stop()
