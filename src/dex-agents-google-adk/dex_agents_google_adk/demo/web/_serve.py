@@ -58,12 +58,16 @@ async def _serve(folder: Path, port: int) -> None:
 
 
 @contextlib.contextmanager
-def _signals_only_stop_the_server() -> Iterator[None]:
-    """Keep a signal from ending more: uvicorn ends with it, and then raises it once more."""
+def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """A signal ends the server only: uvicorn raises those that it got once more at its end."""
+
+    def stop() -> None:
+        server.should_exit = True
+
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)
     for number in numbers:
-        loop.add_signal_handler(number, lambda: None)
+        loop.add_signal_handler(number, stop)
     try:
         yield
     finally:
@@ -91,9 +95,11 @@ async def _serve_page(folder: Path, page: socket.socket) -> None:
                 server_address=engine.address,
                 hosts=(HOST, "localhost"),
             )
-            typer.echo(f"http://{HOST}:{page.getsockname()[1]}   data in {folder}")
-            server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-            with _signals_only_stop_the_server():
+            # A page that is open reads its stream for as long as it may.
+            config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+            server = uvicorn.Server(config)
+            with _stopped_by_signals(server):
+                typer.echo(f"http://{HOST}:{page.getsockname()[1]}   data in {folder}")
                 await server.serve([page])
         finally:
             await client.close()
