@@ -221,6 +221,11 @@ def test_a_turn_whose_first_events_are_gone_is_cut() -> None:
     for event in Story().tell("CompactHistory-1", "compaction_started").model(1, "one").events:
         picture.add(event)
     assert not picture.is_cut
+    # A picture that begins with the model call was counted from another event.
+    later = TurnFold("t1")
+    for event in Story().model(1, "one").events:
+        later.add(event)
+    assert len({picture.first, later.first, ""}) == 3
 
 
 def test_events_of_an_older_release_are_enough() -> None:

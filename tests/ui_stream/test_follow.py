@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,17 @@ async def test_what_cannot_be_streamed_is_refused_before_anything_is_sent(stages
             await open_ui_stream(stage.sessions, "none", AiSdkEncoder("none"))
         await stage.sessions.start_session("s", "hello")
         await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
-        for bad in ("7", "t1/x/", "t1/1", "t/1/", "t1/-1/", "t1/²/", "t1/1/a/b", "x" * 5_000):
+        for bad in (
+            "7",
+            "t1/x/",
+            "t1/1",
+            "t/1/",
+            "t1/-1/",
+            "t1/²/",
+            "t1/1/a/b",
+            "t1/1/a/b/c",
+            "x" * 5_000,
+        ):
             with pytest.raises(InvalidInputError, match="last event id"):
                 await open_ui_stream(stage.sessions, "s", AiSdkEncoder("s"), last_event_id=bad)
         with pytest.raises(InvalidInputError, match="turn_id must be like"):
@@ -272,10 +283,40 @@ async def test_a_turn_whose_first_events_are_gone(stages: Stages) -> None:
             stream = await open_ui_stream(stage.sessions, "s", AiSdkEncoder("s"), **place)
             assert [part["type"] for part in payloads(await collect(stream))] == ["error"]
         # Who comes anew sees what is left, and the end.
-        rest = payloads(await collect(await open_ui_stream(stage.sessions, "s", AiSdkEncoder("s"))))
+        left = await collect(await open_ui_stream(stage.sessions, "s", AiSdkEncoder("s")))
+        rest = payloads(left)
         text = "".join(part.get("delta", "") for part in rest)
         assert "<19>" in text and "<0>" not in text
         assert [rest[0]["type"], rest[-1]["type"]] == ["start", "finish"]
+        # What it has seen can still be counted, so it may come back.
+        again = await open_ui_stream(
+            stage.sessions, "s", AiSdkEncoder("s"), last_event_id=event_ids(left)[4]
+        )
+        assert await collect(again) == left[5:]
+
+
+async def test_parts_are_counted_from_the_same_event_or_not_at_all(stages: Stages) -> None:
+    """As when the events of a summary are gone, and those of the first model call are not."""
+    async with stages.play(["one"]) as stage:
+        await stage.sessions.start_session("s", "hello")
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        whole = await collect(await open_ui_stream(stage.sessions, "s", AiSdkEncoder("s")))
+        seen = Position.parse(event_ids(whole)[1])
+        assert seen.first
+        places = {
+            str(seen): whole[2:],
+            str(replace(seen, first="")): whole[2:],  # an older release named none
+            str(replace(seen, first="0badf00d")): None,
+        }
+        for place, expected in places.items():
+            stream = await open_ui_stream(
+                stage.sessions, "s", AiSdkEncoder("s"), last_event_id=place
+            )
+            frames = await collect(stream)
+            if expected is None:
+                assert [part["type"] for part in payloads(frames)] == ["error"]
+            else:
+                assert payloads(frames) == payloads(expected)
 
 
 async def test_a_pause_that_never_was_is_told(stages: Stages) -> None:

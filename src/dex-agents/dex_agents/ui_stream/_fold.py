@@ -10,6 +10,7 @@ What a crash repeats is decided here, once for all protocols:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,9 @@ class TurnFold:
     Equal events give equal changes, whenever and however often they are read.
 
     Attributes:
-        is_cut: Whether the turn's first events are gone, so that others have seen more of it.
+        is_cut: Whether the turn's first events are gone, so that others have seen more of it. A
+            guess where they were those of a summary, or of attempts that died: see ``first``.
+        first: Mark of the event that began the picture; empty until then, or if none is left.
         has_ended: Whether there are no more changes.
     """
 
@@ -86,6 +89,7 @@ class TurnFold:
         check_instance("turn_id", turn_id, str, "such as 't1'")
         self.turn_id = turn_id
         self.is_cut = False
+        self.first = ""
         self.has_ended = False
         self._number = turn_number(turn_id)
         self._has_begun = False
@@ -121,6 +125,7 @@ class TurnFold:
         if not self._has_begun:
             self._has_begun = True
             self.is_cut = event.type not in _BEGINNINGS
+            self.first = _mark(event)
             changes.append(TurnBegan(self.turn_id, str(event.data.get("text", ""))))
         if event.type in _OF_MODEL or event.step_execution_id == self._model_step:
             changes += self._enter_model_call(event)
@@ -376,6 +381,12 @@ class TurnFold:
         # Its error may hold anything, and the turn goes on as if nothing had happened.
         data = {key: value for key, value in event.data.items() if key != "error"}
         return [Notice(event.type, data)]
+
+
+def _mark(event: AgentEvent) -> str:
+    """Tells an event from others of its turn, and nothing about it."""
+    place = f"{event.step_execution_id}.{event.attempt}.{event.seq}"
+    return hashlib.blake2s(place.encode(), digest_size=4).hexdigest()
 
 
 def _how(outcome: FinishedTurn) -> TurnEnding:

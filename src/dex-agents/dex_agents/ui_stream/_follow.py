@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ _RETRY_S = 0.5
 _DRAIN_S = 2.0
 _TURN_WAIT_S = 3_600.0
 _QUEUED_BATCHES = 64
+# An older release named no first event.
+_EVENT_ID = re.compile(r"(t[0-9]+)/([0-9]+)/([!-.0-~]*)(?:/([0-9a-f]{8}))?")
 _T = TypeVar("_T")
 
 
@@ -70,19 +73,22 @@ class Position:
         turn_id: The turn.
         sent: How many parts of the turn were sent.
         token: Resume token of the session's events from before the turn's first one.
+        first: The event from which on parts were counted, or empty if there was none.
     """
 
     turn_id: str
     sent: int = 0
     token: str = ""
+    first: str = ""
 
     def __post_init__(self) -> None:
-        check_fields(self, {"turn_id": str, "sent": int, "token": str})
+        check_fields(self, {"turn_id": str, "sent": int, "token": str, "first": str})
         if self.sent < 0:
             raise ValueError(f"Position.sent must be at least 0, got {self.sent}")
 
     def __str__(self) -> str:
-        return f"{self.turn_id}/{self.sent}/{quote(self.token, safe='')}"
+        place = f"{self.turn_id}/{self.sent}/{quote(self.token, safe='')}"
+        return f"{place}/{self.first}" if self.first else place
 
     @classmethod
     def parse(cls, text: str) -> Position:
@@ -92,15 +98,14 @@ class Position:
             InvalidInputError: It is no event id of a UI stream.
         """
         check_instance("text", text, str, "it is the header Last-Event-ID")
-        turn_id, sent, token = [*text.split("/"), "", "", ""][:3]
-        number = turn_id.removeprefix("t")
-        is_ascii = text.isascii() and len(text) < 2_000 and text.count("/") == 2
-        if not (is_ascii and turn_id == f"t{number}" and number.isdigit() and sent.isdigit()):
+        found = _EVENT_ID.fullmatch(text) if len(text) < 2_000 else None
+        if found is None:
             raise InvalidInputError(
                 f"last event id {text[:80]!r} is none of a UI stream; leave it out to see the turn "
                 "from its beginning"
             )
-        return cls(turn_id, int(sent), unquote(token))
+        turn_id, sent, token, first = found.groups("")
+        return cls(turn_id, int(sent), unquote(token), first)
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ async def open_ui_stream(
     sent = start.sent if wanted == start.turn_id else 0
     behind = frozenset(after_interrupts)
     follower = _Follower(
-        sessions, session_id, wanted, start.token, keep_alive_s, goes_on=sent > 0 or bool(behind)
+        sessions, session_id, wanted, start, keep_alive_s, goes_on=sent > 0 or bool(behind)
     )
     return _frames(follower, encoder, wanted, sent, behind)
 
@@ -200,8 +205,7 @@ async def _frames(
             for part in encoder.encode(change):
                 count += 1
                 if count > sent and is_behind:
-                    position = Position(turn_id, count, follower.token)
-                    yield f"id: {position}\ndata: {encoder.to_text(part)}\n\n"
+                    yield f"id: {follower.position(count)}\ndata: {encoder.to_text(part)}\n\n"
             if not is_behind:
                 is_behind = _pauses_for(change, after_interrupts)
             elif encoder.is_end(change) and count > sent:
@@ -226,7 +230,7 @@ class _Follower:
         sessions: AgentSessionClient,
         session_id: str,
         turn_id: str,
-        token: str,
+        start: Position,
         keep_alive_s: float,
         *,
         goes_on: bool,
@@ -235,11 +239,23 @@ class _Follower:
         self._session_id = session_id
         self._turn_id = turn_id
         self._keep_alive_s = keep_alive_s
-        self._start = token
+        self._start = start
         self._goes_on = goes_on
         self._has_begun = False
-        self.token = token
+        self._fold = TurnFold(turn_id)
+        self.token = start.token
         self._news: asyncio.Queue[_Read | _Stored | _Lost] = asyncio.Queue(_QUEUED_BATCHES)
+
+    def position(self, sent: int) -> Position:
+        """Where the stream stands when so many parts were sent."""
+        return Position(self._turn_id, sent, self.token, self._fold.first)
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether parts that were sent before cannot be counted any more."""
+        if self._start.turn_id == self._turn_id and self._start.first:
+            return self._fold.first != self._start.first
+        return self._fold.is_cut
 
     async def changes(self) -> AsyncGenerator[Change | _Lost | None, None]:
         """The turn's changes; ``None`` for a while without any."""
@@ -247,10 +263,10 @@ class _Follower:
             asyncio.create_task(work, name=f"ui stream of {self._session_id}")
             for work in (self._read(), self._watch())
         ]
-        fold = TurnFold(self._turn_id)
         try:
-            async for change in self._changes(fold):
-                if fold.is_cut and self._goes_on:
+            async for change in self._changes(self._fold):
+                is_told = change is not None and not isinstance(change, _Lost)
+                if is_told and self._goes_on and self._is_cut:
                     # Parts are counted from the first one, which is gone.
                     yield _Lost(LookupError("the first events of the turn are no longer kept"))
                     return
@@ -293,7 +309,7 @@ class _Follower:
 
     async def _read(self) -> None:
         """Every batch of events, across engines that restart."""
-        token, broken_since = self._start, 0.0
+        token, broken_since = self._start.token, 0.0
         while True:
             try:
                 events = self._sessions.read_events(self._session_id, resume_token=token)
