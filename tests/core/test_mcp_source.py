@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
 import os
@@ -17,6 +18,16 @@ from typing import Any
 
 import psutil
 import pytest
+from mcp_types import (
+    AudioContent,
+    BlobResourceContents,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
 
 from dex_agents import (
     DeferredToolExecution,
@@ -27,6 +38,7 @@ from dex_agents import (
     ToolPolicy,
     ToolSource,
 )
+from dex_agents._mcp.results import error_text, to_result
 from dex_agents.mcp import HttpServer, McpToolSource, StdioServer
 from dex_agents.testing import Ledger
 from support.polling import until
@@ -50,8 +62,19 @@ def execution(name: str, effect: ToolEffect = ToolEffect.READ, **arguments: Any)
     )
 
 
-def children() -> list[Any]:
-    return list(psutil.Process().children(recursive=True))
+_OTHERS: set[psutil.Process] = set()
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    """Child processes of tests that ran before, such as the Node that reads UI streams."""
+    _OTHERS.clear()
+    _OTHERS.update(psutil.Process().children(recursive=True))
+
+
+def children() -> list[psutil.Process]:
+    """Child processes that this test started."""
+    return [p for p in psutil.Process().children(recursive=True) if p not in _OTHERS]
 
 
 async def no_children() -> None:
@@ -110,6 +133,46 @@ async def test_lists_and_calls(source: McpToolSource, tmp_path: Path) -> None:
     key = await source.execute_deferred_tool_call(execution("key"))
     assert key.output == {"result": "s/t1/c1"}
     assert Ledger(tmp_path / "ledger.jsonl").count("started") == 1
+
+
+async def test_what_a_result_becomes(tmp_path: Path) -> None:
+    store = LocalDirectoryMediaStore(tmp_path)
+    png = base64.b64encode(b"\x89PNG\r\n\x1a\nnotes").decode()
+    svg = base64.b64encode(b"<svg/>").decode()
+    resource = TextResourceContents(uri="file:///a", text="kept")
+    blob = BlobResourceContents(uri="file:///b", blob=png)
+    content: list[Any] = [
+        TextContent(text="said"),
+        ImageContent(data=png, mime_type="image/png"),
+        ImageContent(data=svg, mime_type="image/svg+xml"),
+        ImageContent(data="no base64!", mime_type="image/png"),
+        AudioContent(data=png, mime_type="audio/wav"),
+        EmbeddedResource(resource=resource),
+        EmbeddedResource(resource=blob),
+        ResourceLink(uri="file:///c", name="c"),
+    ]
+    # The call has run: what cannot be shown is named and makes it no failure.
+    result = await to_result(CallToolResult(content=content), store)
+    assert [image.mime_type for image in result.images] == ["image/png"]
+    assert str(result.output).splitlines() == [
+        "said",
+        "(image of type image/svg+xml was left out: the data is no image of a known type; PNG, JPEG, "
+        "GIF, WebP, HEIC, HEIF and AVIF are)",
+        "(image of type image/png was left out: it is no base64)",
+        "(audio of type audio/wav was left out)",
+        "kept",
+        "(resource file:///b was left out)",
+        "(link to file:///c)",
+    ]
+    without = await to_result(CallToolResult(content=content), None)
+    assert without.images == []
+    assert str(without.output).count("image of type image/png was left out)") == 2
+    value = {"a": 0}
+    structured = CallToolResult(content=content[:2], structured_content=value)
+    assert (await to_result(structured, store)).output == value
+    assert error_text(CallToolResult(content=content[1:2], is_error=True)) == (
+        "the MCP server reported a failure without a text"
+    )
 
 
 async def test_one_connection_and_one_listing_for_those_who_ask_together(tmp_path: Path) -> None:

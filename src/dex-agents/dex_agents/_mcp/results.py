@@ -8,14 +8,16 @@ import binascii
 from mcp_types import AudioContent, CallToolResult, EmbeddedResource, ImageContent, TextContent
 
 from dex_agents._contract import Json, ToolExecutionResult
-from dex_agents._media.reference import ImageReference, MediaStore
+from dex_agents._media.reference import ImageError, ImageReference, MediaStore
 
 
 async def to_result(result: CallToolResult, store: MediaStore | None) -> ToolExecutionResult:
     """The structured value if there is one, else the texts; images go to the store.
 
+    The call has run, so an image that nobody can show is left out and no failure.
+
     Raises:
-        Exception: The store does not take an image.
+        Exception: The store could not write an image that it takes.
     """
     images: list[ImageReference] = []
     texts: list[str] = []
@@ -23,7 +25,10 @@ async def to_result(result: CallToolResult, store: MediaStore | None) -> ToolExe
         if isinstance(block, TextContent):
             texts.append(block.text)
         elif isinstance(block, ImageContent) and store is not None:
-            images.append(await store.put_image(_decoded(block.data)))
+            try:
+                images.append(await store.put_image(_decoded(block.data)))
+            except ImageError as error:
+                texts.append(f"{_described(block)[:-1]}: {error})")
         else:
             texts.append(_described(block))
     output: Json = result.structured_content
@@ -42,7 +47,7 @@ def _decoded(data: str) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError("the MCP server sent an image that is no base64") from error
+        raise ImageError("it is no base64") from error
 
 
 def _described(block: object) -> str:
