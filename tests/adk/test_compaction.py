@@ -16,6 +16,7 @@ from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.tool_context import ToolContext
+from google.genai import types
 
 from dex_agents import (
     AgentMessage,
@@ -229,10 +230,13 @@ USELESS = {
     "no parts": answer(),
     "a call": answer(call("note", x="1")),
     "refused": LlmResponse(error_code="SAFETY", error_message="not that"),
+    "cut off": answer(text("The user is"), finish_reason=types.FinishReason.MAX_TOKENS),
+    "broken off": answer(text("The user is"), error_code="SAFETY", error_message="not that"),
 }
+NO_SUMMARY = r"gave no (text|answer \(SAFETY: not that\))|did not end its summary \(MAX_TOKENS\)"
 
 
-@pytest.mark.parametrize("useless", [None, "empty", "a call"])
+@pytest.mark.parametrize("useless", [None, "empty", "cut off"])
 async def test_a_failing_summary_harms_no_turn(tmp_path: Path, useless: str | None) -> None:
     world = TreeWorld({"root": [text(f"{n} {BULK}") for n in range(20)]})
     summaries = TreeWorld({})
@@ -264,9 +268,7 @@ async def test_a_summary_that_says_nothing_is_none(useless: str) -> None:
     model = Summarizer(world=TreeWorld({}), fails=1, useless=USELESS[useless])
     runner = AdkAgentRunner(LlmAgent(name="root", model=model))
     request = CompactionRequest("s", "step", None, [runner.build_user_message("hello")])
-    with pytest.raises(
-        (AgentTurnError, ModelCallError), match=r"gave no (text|answer \(SAFETY: not that\))"
-    ):
+    with pytest.raises((AgentTurnError, ModelCallError), match=NO_SUMMARY):
         await runner.summarize(request)
     assert (await runner.summarize(request)).text.startswith("summary 2\n")
 

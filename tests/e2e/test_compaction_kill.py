@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dex_agents.testing import (
     WorkerProcess,
     private_engine,
@@ -17,28 +19,33 @@ from support.serving import client_of
 TURN_S = 60.0
 
 
-async def test_one_summary_is_stored_and_the_turn_uses_its_tool(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "asked_for"), [("compaction.before_call", 1), ("compaction.after_call", 2)]
+)
+async def test_one_summary_is_stored_and_the_turn_uses_its_tool(
+    place: str, asked_for: int, tmp_path: Path
+) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
         client_of(engine.address, build_flow(tmp_path), tmp_path / "cache") as sessions,
     ):
         start: Any = {"server_address": engine.address, "data_dir": tmp_path}
-        place = "e2e.long_agent:build_flow"
-        worker = await WorkerProcess.start(place, **start)
+        flow = "e2e.long_agent:build_flow"
+        worker = await WorkerProcess.start(flow, **start)
         await sessions.start_session("s", f"0 {BULK}")
         await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
         await sessions.send_user_message("s", f"1 {BULK}")
         await sessions.wait_for_turn("s", 2, timeout_s=TURN_S)
         await worker.stop()
-        killed = await WorkerProcess.start(place, failpoints=["compaction.before_call"], **start)
+        killed = await WorkerProcess.start(flow, failpoints=[place], **start)
         await sessions.send_user_message("s", f"2 {BULK}")
         await killed.wait()
-        worker = await WorkerProcess.start(place, **start)
+        worker = await WorkerProcess.start(flow, **start)
         await sessions.wait_for_turn("s", 3, timeout_s=TURN_S)
         shape = step_shape(await read_step_history(engine.address, "s"))
         await worker.stop()
     entries = ledger(tmp_path)
-    assert entries.count("summary") == 1
+    assert entries.count("summary") == asked_for
     assert entries.count("look") == 3
     assert shape.count("CompactHistory") == 1
     asked = [entry["first"] for entry in entries.entries() if entry["name"] == "asked"]

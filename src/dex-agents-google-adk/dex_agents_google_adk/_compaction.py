@@ -16,6 +16,7 @@ from google.adk.agents.llm_agent import LlmAgent
 from google.adk.events.event import Event
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
 from google.adk.models.registry import LLMRegistry
 from google.adk.runners import _find_active_task_scope
 from google.adk.sessions.session import Session
@@ -40,6 +41,7 @@ _INSTRUCTION = (
     "promised, which tools ran with which effects and ids, and what is still open. Keep names, "
     "numbers and identifiers exactly. Write plain text, no greeting and no comment."
 )
+_WHOLE = (None, types.FinishReason.STOP, types.FinishReason.FINISH_REASON_UNSPECIFIED)
 _HEADING = "Summary of the conversation so far:"
 
 
@@ -108,7 +110,8 @@ class HistoryWriter:
         """See :meth:`dex_agents.HistoryCompactor.summarize`.
 
         Raises:
-            AgentTurnError, ModelCallError: The model gave no text that could stand for the turns.
+            AgentTurnError, ModelCallError: The model gave no whole text that could stand for the
+                turns.
         """
         before, data = _split(request.summary.text) if request.summary else ("", {})
         lines = [f"Summary of what came before:\n{before}"] if before else []
@@ -136,14 +139,13 @@ class HistoryWriter:
             config=types.GenerateContentConfig(system_instruction=_INSTRUCTION),
         )
         text, usage = "", TokenUsage(model_calls=1)
-        failure: Exception = ModelCallError("the model was asked for a summary and gave no text")
+        failure: Exception | None = None
         try:
             async for response in model.generate_content_async(request, stream=False):
                 if response.partial:
                     continue
                 text += shown_text(response.content)
-                if response.error_code:
-                    failure = classify_answer(response.error_code, response.error_message)
+                failure = failure or _failure(response)
                 if (counts := response.usage_metadata) is not None:
                     usage = TokenUsage(
                         counts.prompt_token_count or 0,
@@ -152,7 +154,10 @@ class HistoryWriter:
                     )
         except Exception as error:
             raise classify(error) or error from error
-        if not text.strip():  # the state line behind it would make it look like a summary
+        if failure is None and not text.strip():
+            # The state line behind it would make it look like a summary.
+            failure = ModelCallError("the model was asked for a summary and gave no text")
+        if failure is not None:
             raise failure
         return text, usage
 
@@ -162,6 +167,15 @@ class HistoryWriter:
         if self._model is not None:
             return LLMRegistry.new_llm(self._model)
         return next(iter(self._tree.llm_agents())).canonical_model
+
+
+def _failure(response: LlmResponse) -> Exception | None:
+    """Why an answer is no summary, or not the whole of it; what is cut off would be lost."""
+    if response.error_code:
+        return classify_answer(response.error_code, response.error_message)
+    if (reason := response.finish_reason) in _WHOLE:
+        return None
+    return ModelCallError(f"the model did not end its summary ({getattr(reason, 'value', reason)})")
 
 
 def _overhead_bytes(agent: LlmAgent) -> int:

@@ -141,6 +141,7 @@ class CompactHistory(Step[bytes]):
                 self._flow.options.heartbeat_timeout.total_seconds(),
                 compactor.summarize(request),
             )
+            _failpoints.reach("compaction.after_call", context.flow_id)
             if not isinstance(summary, HistorySummary) or not summary.text.strip():
                 raise ValueError("the summary is empty")
             events.emit("compaction_finished")
