@@ -23,7 +23,9 @@ DEV = [sys.executable, "-m", "dex_lite", "dev"]
 
 
 @contextlib.contextmanager
-def running(*arguments: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(
+    *arguments: str, folder: Path, data: str = ""
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A served engine and the address from its ready line."""
     process = subprocess.Popen(
         [*DEV, *arguments],
@@ -39,6 +41,7 @@ def running(*arguments: str, folder: Path) -> Iterator[tuple[subprocess.Popen[st
         if not found:
             process.kill()
             pytest.fail(f"no ready line, but {line!r}; {process.communicate()[1]}")
+        assert data in ("", found[2])
         yield process, found[1]
     finally:
         if process.poll() is None:
@@ -79,11 +82,12 @@ def test_ready_line_and_clean_stop(tmp_path: Path, number: signal.Signals) -> No
 
 
 def test_chosen_file_and_start_after_a_kill(tmp_path: Path) -> None:
-    with running("--port", "0", "--data", "a/b.db", folder=tmp_path) as (process, _):
+    arguments = ("--port", "0", "--data", "a/b.db")
+    with running(*arguments, folder=tmp_path, data="a/b.db, a new file") as (process, _):
         process.kill()
         process.wait()
     assert (tmp_path / "a" / "b.db").exists()
-    with running("--port", "0", "--data", "a/b.db", folder=tmp_path) as (_, address):
+    with running(*arguments, folder=tmp_path, data="a/b.db") as (_, address):
         assert is_healthy(address)
 
 

@@ -55,7 +55,9 @@ async def test_backup_refuses_what_would_lose_a_file(tmp_path: Path) -> None:
     assert "--force" in (await command("backup", other, "--data", data)).refusal(1)
     assert other.read_text() == "precious"
     assert "itself" in (await command("backup", data, "--data", data, "--force")).refusal(1)
-    assert "no such file" in (await command("backup", other, "--data", "none")).refusal(1)
+    line = (await command("backup", other, "--data", "none")).refusal(1)
+    assert f"no data file none: there is no such file ({os.path.abspath('none')})" in line
+    assert "its --data, else .dex-lite/dev.db" in line
     nowhere = tmp_path / "none" / "b.db"
     assert "can be written to" in (await command("backup", nowhere, "--data", data)).refusal(1)
     assert (await command("backup", other, "--data", data, "--force")).code == 0
@@ -189,10 +191,22 @@ async def test_check_finds_damage(
 
 
 async def test_check_refuses_other_files(tmp_path: Path) -> None:
-    assert "no such file" in (await command("check", tmp_path / "none")).refusal(1)
+    missing = tmp_path / "none"
+    assert f"no data file {missing}: there is no such file. Name" in (
+        await command("check", missing)
+    ).refusal(1)
+    assert f"no data file {tmp_path}: it is a folder" in (await command("check", tmp_path)).refusal(
+        1
+    )
     text = tmp_path / "text"
     text.write_text("hello")
-    assert "not a dex-lite data file" in (await command("check", text)).refusal(1)
+    for done in (
+        await command("check", text),
+        await command("backup", tmp_path / "copy", "--data", text),
+    ):
+        line = done.refusal(1)
+        assert f"data file {text} cannot be read: it is not a dex-lite data file" in line
+        assert "choose another data file" in line
     other = tmp_path / "other.db"
     connection = sqlite3.connect(other)
     connection.execute("CREATE TABLE t (a)")

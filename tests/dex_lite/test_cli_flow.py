@@ -152,6 +152,39 @@ async def test_show_a_waiting_run(app: App) -> None:
     assert second.endswith("waiting for timer 0, 60 s and channel inbox (1)")
 
 
+async def test_a_flow_that_no_worker_serves(tmp_path: Path) -> None:
+    async def shown(app: App) -> tuple[bool, bool, bool, list[str]]:
+        told = {}
+        for name in (["list"], ["show", "c"], ["state", "c"]):
+            told[name[0]] = (await command("flow", *name, "--json", address=app.address)).json
+        (row,) = told["list"]
+        steps = [step["step_type"] for step in told["show"]["steps"] if step["needs_worker"]]
+        assert steps == [s["step_type"] for s in told["state"]["steps"] if s["needs_worker"]]
+        return (
+            row["needs_worker"],
+            told["show"]["needs_worker"],
+            told["state"]["needs_worker"],
+            steps,
+        )
+
+    async with serve(tmp_path, mailbox, with_worker=False) as app:
+        await app.client.start_flow(mailbox, "c", 0)
+        assert await shown(app) == (True, True, True, ["Listen"])
+        for name, line in (
+            (["list"], "c        Mailbox  running, waiting for a Worker  "),
+            (["show", "c"], "  running  "),
+            (["state", "c"], "c  Mailbox  running  waiting for a Worker"),
+        ):
+            lines = (await command("flow", *name, address=app.address)).out.splitlines()
+            assert [each for each in lines if line in each]
+        shown_lines = (await command("flow", "show", "c", address=app.address)).out.splitlines()
+        assert shown_lines[0].endswith("  waiting for a Worker")
+        assert shown_lines[-1].endswith("○ Listen  queued, waiting for a Worker")
+        await app.start_worker()
+        await app.call(mailbox.send, "c", "hello")
+        assert await shown(app) == (False, False, False, [])
+
+
 async def test_graphs(app: App, tmp_path: Path) -> None:
     await repaired(app)
     file = tmp_path / "run.svg"
@@ -246,6 +279,32 @@ async def test_what_does_not_exist(app: App) -> None:
         line = (await command("flow", *arguments, address=app.address)).refusal(1)
         assert "'no' does not exist" in line
         assert "dex-lite flow list" in line
+
+
+async def test_tail_says_that_there_is_nothing_yet(app: App) -> None:
+    await waiting(app)
+    tail = ["stream", "tail", "box", "tokens", "--count", "1"]
+    process = await spawn(*tail, address=app.address)
+    assert process.stderr is not None
+    line = (await process.stderr.readline()).decode()
+    assert line.startswith(
+        "dex-lite: no message in Stream 'tokens' of Flow 'box', Flow type 'Mailbox', yet"
+    )
+    request = pb.WriteStreamRequest(
+        flow_id="box",
+        flow_type="Mailbox",
+        stream_name="tokens",
+        source="test",
+        stream_capacity_bytes=10_000,
+    )
+    request.value.string_value = "one"
+    async with aio.insecure_channel(app.address) as channel:
+        await dex_pb2_grpc.FlowServiceStub(channel).WriteStream(request)
+    out, errors = await process.communicate()
+    assert (process.returncode, errors) == (0, b"")
+    assert out.decode().endswith('  test  "one"\n')
+    done = await command("stream", "tail", "no", "tokens", address=app.address)
+    assert "'no' does not exist" in done.refusal(1)
 
 
 async def test_tail_prints_old_and_new_messages(app: App) -> None:

@@ -200,6 +200,13 @@ async def test_odd_addresses(address: str) -> None:
     assert "Give one such as 127.0.0.1:8801" in done.refusal(2)
 
 
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8801", "grpc://127.0.0.1:8801/x"])
+async def test_an_address_with_a_scheme(address: str) -> None:
+    line = (await command("flow", "list", "--address", address)).refusal(2)
+    assert f"Leave {address.partition('127')[0]!r} out" in line
+    assert line.endswith(": 127.0.0.1:8801\n")
+
+
 async def test_wrong_usage() -> None:
     assert (await command("flow", "show")).code == 2
     assert (await command("flow", "stop", "f", "--as", "pause")).code == 2

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shlex
 import sys
+import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,20 @@ async def waiting_session(folder: Path) -> AsyncIterator[tuple[PrivateEngine, Ag
         yield engine, sessions
 
 
+def entry_points(folder: Path) -> Path:
+    """What an installed dex-agents names, for commands that run from its sources."""
+    described = tomllib.loads((REPOSITORY / "src/dex-agents/pyproject.toml").read_text())
+    info = folder / "site" / "dex_agents_of_the_sources-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    lines = [
+        line
+        for group, named in described["project"]["entry-points"].items()
+        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in named.items()))
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return folder / "site"
+
+
 async def output_of(line: str, engine: PrivateEngine, folder: Path) -> str:
     name, *arguments = shlex.split(line.replace("localhost:8801", engine.address))
     call = f"import sys; from {MODULES[name]}{'._cli' * (name == 'dex-lite')} import main; sys.exit(main())"
@@ -62,7 +78,11 @@ async def output_of(line: str, engine: PrivateEngine, folder: Path) -> str:
         call,
         *arguments,
         cwd=folder,
-        env={**os.environ, "DEX_SERVER_ADDRESS": engine.address},
+        env={
+            **os.environ,
+            "DEX_SERVER_ADDRESS": engine.address,
+            "PYTHONPATH": os.pathsep.join([*sys.path, str(entry_points(folder))]),
+        },
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -84,7 +104,12 @@ async def test_the_commands_of_the_page(tmp_path: Path) -> None:
     assert SESSION in listed and "running" in listed
     assert "RunModel-1" in shown and "AwaitToolApproval" in shown
     assert "RunModel" in history
-    assert "header" in state and "interrupts/" in state
+    assert "interrupts/t2.1.0" in state
+    attributes = json.loads(state)["attributes"]
+    assert attributes["header"]["json"]["turn_id"] == "t2"
+    assert attributes["interrupts/t2.1.0"]["json"]["tool_name"] == "refund_order"
+    assert not [value for value in attributes.values() if "base64" in str(value)]
+    assert "base64" not in history and '"message": ' in history
     assert "turn_started" in tailed and len(tailed.splitlines()) == 3
     assert svg == "" and "refund_order" in (tmp_path / "history.svg").read_text()
     assert "refund_order" in mermaid and "waits for approval" in mermaid

@@ -65,6 +65,9 @@ SCRIPTS = {
         "dex-agents-demo-web": "dex_agents_google_adk.demo.web:main",
     },
 }
+OTHER_ENTRY_POINTS = {
+    "dex-agents": {"dex_lite.decoders": {"dex-agents": "dex_agents._session.encoding:decode"}},
+}
 
 
 def _pip(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -213,7 +216,7 @@ def test_entry_points(wheels: dict[str, Path], name: str) -> None:
             if entry.endswith(".dist-info/entry_points.txt"):
                 parser.read_string(archive.read(entry).decode())
     found = {section: dict(parser[section]) for section in parser.sections()}
-    assert found == ({"console_scripts": SCRIPTS[name]} if SCRIPTS[name] else {})
+    assert found == {"console_scripts": SCRIPTS[name], **OTHER_ENTRY_POINTS.get(name, {})}
 
 
 def test_wheels_import_in_a_fresh_environment(fresh_python: Path, tmp_path: Path) -> None:

@@ -50,9 +50,11 @@ def test_the_command_prints_and_writes(capsys: pytest.CaptureFixture[str], tmp_p
     assert main(["flow", "Support"]) == 0
     assert capsys.readouterr().out == render_session_flow_graph("Support")
     target = tmp_path / "flow.mmd"
-    assert main(["flow", "Support", "--format", "mermaid", "--output", str(target)]) == 0
-    assert target.read_text() == flow_mermaid("Support")
-    assert main(["flow", "Support", "--output", str(tmp_path / "no" / "x")]) == 1
+    for option in ("--out", "--output"):
+        assert main(["flow", "Support", "--format", "mermaid", option, str(target)]) == 0
+        assert target.read_text() == flow_mermaid("Support")
+        target.unlink()
+    assert main(["flow", "Support", "--out", str(tmp_path / "no" / "x")]) == 1
     assert "No such file" in capsys.readouterr().err
 
 
@@ -61,7 +63,11 @@ def test_the_command_prints_and_writes(capsys: pytest.CaptureFixture[str], tmp_p
     [
         (["flow", "a/b"], "flow_type must have at most 200 characters"),
         (["flow", ""], "flow_type must be a printable text"),
-        (["history", "s", "--server", "http://h:1"], "server_address must be host:port"),
+        (
+            ["history", "s", "--address", "http://h:1"],
+            "--address (DEX_SERVER_ADDRESS) must be host:port",
+        ),
+        (["flow", "S", "--server", "http://h:1"], "--address must be host:port without a scheme"),
         (["history", " ", "--server", "127.0.0.1:1"], "session_id must be a printable text"),
     ],
 )

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import grpc.aio
 import pytest
+from dex.dexpb import dex_pb2 as pb
+from dex.dexpb import dex_pb2_grpc
 
 from core.conftest import TURN_S, Stages
 from core.scripted_runner import Answer, Call, Tool
@@ -129,11 +132,14 @@ async def test_a_session_with_everything(stages: Stages, tmp_path: Path) -> None
 
         # The command draws the same.
         target = tmp_path / "history.svg"
-        line = ["history", "s", "--server", address, "--output", str(target)]
+        line = ["history", "s", "--address", address, "--out", str(target)]
         assert await asyncio.to_thread(main, line) == 0
         assert target.read_text() == history_svg(history)
         check_svg(history)
         check_mermaid(history)
+        line = ["flow", history.flow_type, "--address", address, "--out", str(target)]
+        assert await asyncio.to_thread(main, line) == 0
+        assert history.flow_type in target.read_text()
 
 
 async def test_what_counts_no_more_or_was_never_ended_shows(stages: Stages) -> None:
@@ -237,10 +243,30 @@ async def test_the_time_without_a_worker_is_shown(tmp_path: Path) -> None:
 
 
 async def test_what_cannot_be_read_is_said(
-    stages: Stages, capsys: pytest.CaptureFixture[str]
+    stages: Stages, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = ["history", "none", "--server", stages.engine.address]
-    assert await asyncio.to_thread(main, line) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("dex-agents-session-graph: ")
-    assert error.endswith("; is --server the engine of that session?\n")
+    address = stages.engine.address
+
+    async def refusal(*line: str) -> str:
+        assert await asyncio.to_thread(main, line) == 1
+        printed = capsys.readouterr()
+        assert printed.out == "" and printed.err.count("\n") == 1
+        return printed.err.removeprefix("dex-agents-session-graph: ")
+
+    told = await refusal("history", "none", "--address", address)
+    assert told.endswith("; is --address the engine of that session?\n")
+    monkeypatch.setenv("DEX_SERVER_ADDRESS", address)
+    assert told == await refusal("history", "none")
+
+    request = pb.StartFlowRequest(
+        flow_id="o-1", request_id="r", flow_type="Order", start_step_type="Pack"
+    )
+    request.step_input.string_value = "tent"
+    async with grpc.aio.insecure_channel(address) as channel:
+        await dex_pb2_grpc.FlowServiceStub(channel).StartFlow(request)
+    told = await refusal("flow", "It's", "--address", address)
+    assert told.startswith(f'the engine at {address} has no session of Flow type "It\'s"; ')
+    assert "'Order'" in told
+    no_session = "Flow 'o-1' is no agent session, its Flow type is 'Order'; "
+    for line in (["flow", "Order", "--address", address], ["history", "o-1"]):
+        assert (await refusal(*line)).startswith(no_session)

@@ -13,9 +13,8 @@ _FORBIDDEN_IN_NAMES = "/$:"
 _WORDS = {bool: "True or False", Mapping: "a mapping", Sequence: "a list", _NONE: "None"}
 
 
-def check_server_address(address: object) -> None:
+def check_server_address(address: object, name: str = "server_address") -> None:
     """An engine's address is ``host:port``; raises TypeError, ValueError."""
-    name = "server_address"
     hint = "must be host:port without a scheme, such as 127.0.0.1:8801"
     if not isinstance(address, str):
         raise TypeError(f"{name} {hint}, got {address!r}")

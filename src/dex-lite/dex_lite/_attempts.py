@@ -446,6 +446,13 @@ class Attempts:
             # A Stream is best effort: what it cannot take never fails the Step.
             _LOGGER.warning("Stream write of %s %s dropped: %s", state.flow_id, execution_id, error)
 
+    def without_worker(self, run: Run) -> list[str]:
+        """Types of the Steps that are ready while no Worker is connected that could take them."""
+        found = {
+            task.name for task in run.tasks.values() if self._engine.matcher.nobody_takes(task)
+        }
+        return sorted(found)
+
     def cancel(self, run: Run, execution_id: str) -> None:
         """The live attempt of this execution is not wanted any more."""
         live = run.live.pop(execution_id, None)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dex_lite import _schema
 from dex_lite._check import CheckResult, check
-from dex_lite._errors import BackupError, DataFolderError
+from dex_lite._errors import BackupError, DataFileMissingError
 
 
 def backup(source: str, target: str, *, is_replacing: bool = False) -> list[CheckResult]:
@@ -21,7 +21,7 @@ def backup(source: str, target: str, *, is_replacing: bool = False) -> list[Chec
     named errors of the data file.
     """
     if not os.path.isfile(source):
-        raise DataFolderError(source, "there is no such file")
+        raise DataFileMissingError(source)
     _schema.check_header(source)
     if os.path.exists(target):
         if os.path.samefile(source, target):

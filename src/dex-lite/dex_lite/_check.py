@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from dex_lite import _schema
 from dex_lite._check_indexes import orphans
 from dex_lite._check_runs import check_facts, check_flow_ids, check_runs
-from dex_lite._errors import DataFileCorruptError, DataFolderError
+from dex_lite._errors import DataFileCorruptError, DataFileMissingError, DataFolderError
 from dex_lite._stream_log import BOOT_SHIFT
 
 _FAULTS_SHOWN = 20
@@ -43,11 +43,11 @@ _Check = Callable[[sqlite3.Connection, CheckResult], None]
 def check(path: str) -> list[CheckResult]:
     """All checks in order. An engine may run on the file: what is checked is one moment of it.
 
-    Raises DataFolderError if the file cannot be read, and the named errors of a file that is not
+    Raises DataFileMissingError, DataFolderError if the file cannot be read, and the named errors of a file that is not
     a data file of this format.
     """
     if not os.path.isfile(path):
-        raise DataFolderError(path, "there is no such file")
+        raise DataFileMissingError(path)
     _schema.check_header(path)
     results: list[CheckResult] = []
     try:

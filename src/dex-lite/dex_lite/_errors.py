@@ -6,6 +6,8 @@ messages as they are.
 
 from __future__ import annotations
 
+import os
+
 
 class DexLiteError(Exception):
     """Base class of every error that dex-lite raises on purpose."""
@@ -18,6 +20,22 @@ class DataFolderError(DexLiteError):
         super().__init__(
             f"cannot use data file {path}: {reason}. "
             "Choose a file in a folder that exists and that this user may write to."
+        )
+        self.path = path
+        self.reason = reason
+
+
+class DataFileMissingError(DataFolderError):
+    """There is no data file of that name, and this was no call that makes one."""
+
+    def __init__(self, path: str) -> None:
+        full = os.path.abspath(path)
+        reason = "it is a folder" if os.path.isdir(path) else "there is no such file"
+        text = f"{path}: {reason}" + (f" ({full})" if full != path else "")
+        DexLiteError.__init__(
+            self,
+            f"no data file {text}. Name the file that `dex-lite dev` serves: "
+            "the one of its --data, else .dex-lite/dev.db in the folder where it was started.",
         )
         self.path = path
         self.reason = reason

@@ -23,7 +23,7 @@ from dex_lite._errors import (
     StreamOverCapacity,
     StreamTokenError,
 )
-from dex_lite._search_flows import search
+from dex_lite._search_flows import flows_without_worker, search
 from dex_lite._stream_log import Message, StreamKey
 from dex_lite._time_travel import reset
 from dex_lite._timers import now_ms
@@ -34,6 +34,7 @@ from dex_lite._wire.errors import (
     refuse,
     unavailable,
 )
+from dex_lite._wire.hints import FLOWS_WITHOUT_WORKER, STEPS_WITHOUT_WORKER, to_metadata
 from dex_lite._wire.limits import name_fault, value_fault
 from dex_lite._wire.options import BadRequest
 
@@ -139,12 +140,18 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
     async def GetFlowState(
         self, request: pb.GetFlowStateRequest, context: Context
     ) -> pb.GetFlowStateResponse:
-        return await _answer(context, _flows.live_state(self._engine, request))
+        response = await _answer(context, _flows.live_state(self._engine, request))
+        found = _flows.steps_without_worker(self._engine, request)
+        context.set_trailing_metadata(to_metadata(STEPS_WITHOUT_WORKER, found))
+        return response
 
     async def SearchFlows(
         self, request: pb.SearchFlowsRequest, context: Context
     ) -> pb.SearchFlowsResponse:
-        return await _answer(context, search(self._engine, request))
+        response = await _answer(context, search(self._engine, request))
+        found = flows_without_worker(self._engine, response)
+        context.set_trailing_metadata(to_metadata(FLOWS_WITHOUT_WORKER, found))
+        return response
 
     async def ResetFlow(
         self, request: pb.ResetFlowRequest, context: Context

@@ -274,6 +274,13 @@ async def live_state(engine: Engine, request: pb.GetFlowStateRequest) -> pb.GetF
     return response
 
 
+def steps_without_worker(engine: Engine, request: pb.GetFlowStateRequest) -> list[str]:
+    """Types of the run's Steps that are ready while no Worker is connected that could take them."""
+    row = engine.rows.get(request.flow_id)
+    run = engine.runs.get(request.run_id or (row.run_id if row else ""))
+    return [] if run is None else engine.attempts.without_worker(run)
+
+
 async def history(
     engine: Engine, request: pb.GetHistoryEventsRequest
 ) -> pb.GetHistoryEventsResponse:
@@ -374,6 +381,7 @@ __all__ = [
     "history",
     "live_state",
     "start",
+    "steps_without_worker",
     "summary",
     "sync_index_types",
     "wait_budget",

@@ -137,6 +137,11 @@ class Matcher:
             return False
         return all(task.refusal_key in worker.refused for worker in workers.values())
 
+    def nobody_takes(self, task: Task) -> bool:
+        """Whether the task waits, and no Worker that is connected could take it."""
+        is_waiting = task.waiting is not None
+        return is_waiting and (not self.has_workers(task.flow_type) or self.refused_by_all(task))
+
     @property
     def depth(self) -> int:
         """Tasks without a stream."""

@@ -67,6 +67,15 @@ async def search(engine: Engine, request: pb.SearchFlowsRequest) -> pb.SearchFlo
     return response
 
 
+def flows_without_worker(engine: Engine, page: pb.SearchFlowsResponse) -> list[int]:
+    """Places in the page of Flows with Steps that no connected Worker could take."""
+    return [
+        place
+        for place, row in enumerate(page.flow_runs)
+        if (run := engine.runs.get(row.run_id)) and engine.attempts.without_worker(run)
+    ]
+
+
 def _active_steps(engine: Engine) -> Mapping[str, frozenset[str]]:
     return {
         run_id: found

@@ -12,7 +12,7 @@ _MARGIN, _PADDING, _GAP = 28, 14, 20
 _TITLE, _LINE = 20, 17
 _ROW_GAP, _TURN_GAP, _HEADER = 34, 30, 34
 _BOX_MINIMUM, _LINE_WIDTH = 150, 1_100
-_TITLE_CHARACTER, _CHARACTER = 8.4, 6.9  # a little generous, as fonts differ
+_TITLE_CHARACTER, _CHARACTER = 10.4, 8.2  # those of a wide font
 _WIDE_FROM = 0x1100  # about where scripts with wide characters begin
 _COLOURS = {
     "succeeded": "#1f8a4c",

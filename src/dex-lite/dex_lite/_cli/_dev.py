@@ -44,15 +44,19 @@ def dev(
     """Serve a data file for development, until SIGINT or SIGTERM."""
     import uvloop  # here, so that `--help` does not wait for it
 
+    is_new = not data.exists()
     # A Step is a few turns of the loop and little else, so the loop is a good part of its time.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(
-            _serve(data, host, port, token_file, metrics_host, metrics_port, log_format, grace)
+            _serve(
+                data, is_new, host, port, token_file, metrics_host, metrics_port, log_format, grace
+            )
         )
 
 
 async def _serve(
     data: Path,
+    is_new: bool,
     host: str,
     port: int,
     token_file: Path | None,
@@ -82,7 +86,10 @@ async def _serve(
         metrics_host=metrics_host,
         metrics_port=metrics_port,
     ) as engine:
-        print(f"dex-lite ready on {engine.address}, data in {data}", flush=True)
+        print(
+            f"dex-lite ready on {engine.address}, data in {data}{', a new file' if is_new else ''}",
+            flush=True,
+        )
         if engine.metrics_address is not None:
             print(f"metrics on http://{engine.metrics_address}/metrics", flush=True)
         stopped = asyncio.create_task(stop.wait())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from dex_lite._cli import _print
 from dex_lite._errors import DexLiteError
 
 OK = 0
@@ -45,4 +45,4 @@ class PlainErrors(TyperGroup):
 
 
 def _report(error: Exception) -> None:
-    print("dex-lite:", " ".join(str(error).split()), file=sys.stderr)
+    _print.note(" ".join(str(error).split()))

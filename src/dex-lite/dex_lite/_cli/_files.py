@@ -63,6 +63,6 @@ def check(
             word = _print.styled("failed" if faults else "completed")
             word.plain = "failed" if faults else "ok"
             table.add_row(result.name, word, f"{result.count} {result.unit}", "\n".join(faults))
-        _print.console().print(table)
+        _print.show(table)
     if not is_ok:
         raise typer.Exit(FAILED)

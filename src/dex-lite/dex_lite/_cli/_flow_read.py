@@ -25,6 +25,7 @@ from dex_lite._cli._server import (
 )
 from dex_lite._cli._show_values import clock, iso, milliseconds, plain, short, span, status
 from dex_lite._cli._svg import svg
+from dex_lite._wire.hints import FLOWS_WITHOUT_WORKER, STEPS_WITHOUT_WORKER
 
 _PAGE = 200
 
@@ -47,38 +48,44 @@ def list_flows(
 ) -> None:
     """List Flows, those that the server names first on top."""
     rows: list[pb.SearchFlowsResponseEntry] = []
+    without_worker: set[int] = set()
     with connect(address, token) as server:
         request = pb.SearchFlowsRequest(query=query, page_size=min(limit, _PAGE))
         while len(rows) < limit:
-            page = server.call("SearchFlows", request)
+            page, places = server.call_with_hints("SearchFlows", request, FLOWS_WITHOUT_WORKER)
+            without_worker |= {len(rows) + place for place in places}
             rows += page.flow_runs
             if not page.next_page_token:
                 break
             request.next_page_token = page.next_page_token
     del rows[limit:]
     if is_json:
-        _print.as_json([_entry(row) for row in rows])
+        _print.as_json([_entry(row, place in without_worker) for place, row in enumerate(rows)])
         return
     table = _print.table("Flow id", "Type", "Status", "Started", "Took", "Attributes")
-    for row in rows:
+    for place, row in enumerate(rows):
         start, close = milliseconds(row.start_time), milliseconds(row.close_time)
+        shown = _print.styled(status(row.flow_status))
+        if place in without_worker:
+            shown.append(f", {_tree.NEEDS_WORKER}", style="yellow")
         table.add_row(
             row.flow_id,
             row.flow_type,
-            _print.styled(status(row.flow_status)),
+            shown,
             clock(start),
             span(close - start) if start is not None and close is not None else "",
             " ".join(f"{pair.key}={short(pair.value, 40)}" for pair in row.indexed_attributes),
         )
-    _print.console().print(table if rows else "no Flows")
+    _print.show(table if rows else "no Flows")
 
 
-def _entry(row: pb.SearchFlowsResponseEntry) -> dict[str, Any]:
+def _entry(row: pb.SearchFlowsResponseEntry, needs_worker: bool) -> dict[str, Any]:
     return {
         "flow_id": row.flow_id,
         "run_id": row.run_id,
         "flow_type": row.flow_type,
         "status": status(row.flow_status),
+        "needs_worker": needs_worker,
         "start_time": iso(milliseconds(row.start_time)),
         "close_time": iso(milliseconds(row.close_time)),
         "attributes": {pair.key: plain(pair.value) for pair in row.indexed_attributes},
@@ -89,12 +96,19 @@ def load_view(server: Server, flow_id: str, run_id: str) -> _run_view.RunView:
     """The view of a run as it is now."""
     summary = server.summary(flow_id, run_id)
     run_id = summary.flow_execution_id.run_id
-    live = None
+    live, without_worker = None, list[str]()
     if summary.flow_status == pb.FLOW_STATUS_RUNNING:
-        live = server.call("GetFlowState", pb.GetFlowStateRequest(flow_id=flow_id, run_id=run_id))
+        live, without_worker = _live_state(server, flow_id, run_id)
     # The events last: what ended since the state was read is in them, and they win.
     events = server.events(flow_id, run_id)
-    return _run_view.build(summary, events, live)
+    return _run_view.build(summary, events, live, without_worker)
+
+
+def _live_state(
+    server: Server, flow_id: str, run_id: str
+) -> tuple[pb.GetFlowStateResponse, list[str]]:
+    request = pb.GetFlowStateRequest(flow_id=flow_id, run_id=run_id)
+    return server.call_with_hints("GetFlowState", request, STEPS_WITHOUT_WORKER)
 
 
 def show(
@@ -123,7 +137,7 @@ def show(
     elif is_json:
         _print.as_json(_tree.as_data(view))
     else:
-        _print.console().print(_tree.draw(view))
+        _print.show(_tree.draw(view))
 
 
 def _write(text: str, out: Path | None) -> None:
@@ -149,9 +163,10 @@ def state(
     with connect(address, token) as server:
         summary = server.summary(flow_id, run)
         run = summary.flow_execution_id.run_id
-        live = server.call("GetFlowState", pb.GetFlowStateRequest(flow_id=flow_id, run_id=run))
+        live, without_worker = _live_state(server, flow_id, run)
+    view = _run_view.build(summary, [], live, without_worker)
     if is_json:
-        _print.as_json(_state_data(summary, live))
+        _print.as_json(_state_data(view, live))
         return
     attributes = _print.table("Attribute", "Value")
     for pair in live.attributes:
@@ -161,26 +176,27 @@ def state(
         for message in messages.messages:
             channels.add_row(name, message.message_id, short(message.value))
     steps = _print.table("Step", "State", "Details")
-    view = _run_view.build(summary, [], live)
     for step in view.steps():
         steps.add_row(step.execution_id or step.step_type, _print.styled(step.state), _detail(step))
-    heading = f"{flow_id}  {summary.flow_type}  {status(summary.flow_status)}"
+    heading = f"{flow_id}  {view.flow_type}  {view.status}"
+    if view.needs_worker:
+        heading += f"  {_tree.NEEDS_WORKER}"
     tables = [table for table in (attributes, channels, steps) if table.row_count]
-    _print.console().print(Group(heading, *[part for table in tables for part in ("", table)]))
+    _print.show(Group(heading, *[part for table in tables for part in ("", table)]))
 
 
 def _detail(step: _run_view.StepView) -> str:
-    return step.error or "; ".join(step.waits_for)
+    parts = [step.error or "; ".join(step.waits_for), _tree.NEEDS_WORKER * step.needs_worker]
+    return "; ".join(filter(None, parts))
 
 
-def _state_data(
-    summary: pb.GetFlowSummaryResponse, live: pb.GetFlowStateResponse
-) -> dict[str, Any]:
+def _state_data(view: _run_view.RunView, live: pb.GetFlowStateResponse) -> dict[str, Any]:
     return {
-        "flow_id": summary.flow_execution_id.flow_id,
-        "run_id": summary.flow_execution_id.run_id,
-        "flow_type": summary.flow_type,
-        "status": status(summary.flow_status),
+        "flow_id": view.flow_id,
+        "run_id": view.run_id,
+        "flow_type": view.flow_type,
+        "status": view.status,
+        "needs_worker": view.needs_worker,
         "worker": live.sticky_app_worker_id or None,
         "attributes": {pair.key: plain(pair.value) for pair in live.attributes},
         "channels": {
@@ -197,8 +213,9 @@ def _state_data(
                 "state": step.state,
                 "waits_for": step.waits_for,
                 "error": step.error or None,
+                "needs_worker": step.needs_worker,
             }
-            for step in _run_view.build(summary, [], live).steps()
+            for step in view.steps()
         ],
         "outputs": [
             {
@@ -228,4 +245,4 @@ def history(
     table = _print.table("Event", "Time", "What", "Details")
     for event in events:
         table.add_row(*_history.cells(event))
-    _print.console().print(table)
+    _print.show(table)

@@ -91,7 +91,7 @@ def _print_event(event: pb.FlowHistoryEvent, is_json: bool) -> None:
         _print.as_json(_history.as_data(event), is_line=True)
     else:
         number, time, kind, details = _history.cells(event)
-        print(f"{number:>4}  {time}  {kind}  {details}", flush=True)
+        _print.line(f"{number:>4}  {time}  {kind}  {details}")
 
 
 def stop(
@@ -232,4 +232,4 @@ def _done(text: str, data: dict[str, Any], is_json: bool) -> None:
     if is_json:
         _print.as_json(data)
     else:
-        print(text)
+        _print.line(text)

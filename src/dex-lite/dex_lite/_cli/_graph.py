@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from textwrap import wrap
 
 from dex_lite._cli._run_view import RunView, StepView
 from dex_lite._cli._show_values import span
 from dex_lite._cli._tree import duration_ms, facts_text
 
-_TEXT_LIMIT = 44
+_LINE_CHARACTERS, _MOST_LINES = 48, 6
 
 
 @dataclass
@@ -45,12 +46,13 @@ def _leads_to_end(view: RunView, step: StepView) -> bool:
 
 
 def _lines(step: StepView) -> list[str]:
-    texts = [facts_text(step), step.error]
-    return [_cut(part) for text in texts if text for part in text.split(", ") if part]
+    texts = [*facts_text(step).split(", "), *step.error.split(", ")]
+    return [line for text in texts for line in _wrapped(text)]
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _TEXT_LIMIT else text[: _TEXT_LIMIT - 1] + "…"
+def _wrapped(text: str) -> list[str]:
+    """Lines of a bounded width; names of Channels and the like stay whole, a long failure does not."""
+    return wrap(text, _LINE_CHARACTERS, max_lines=_MOST_LINES, placeholder=" …")
 
 
 _CLASSES = {

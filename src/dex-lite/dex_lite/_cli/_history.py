@@ -5,10 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from dex.dexpb import dex_pb2 as pb
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import MessageToDict, ParseDict
 
+from dex_lite._cli._payloads import BASE64
 from dex_lite._cli._run_view import conditions, event_kind, failure_text
-from dex_lite._cli._show_values import clock, enum_name, iso, milliseconds, short, span, status
+from dex_lite._cli._show_values import (
+    clock,
+    enum_name,
+    iso,
+    milliseconds,
+    read_encoded,
+    short,
+    span,
+    status,
+)
 
 
 def cells(event: pb.FlowHistoryEvent) -> tuple[str, str, str, str]:
@@ -22,7 +32,10 @@ def cells(event: pb.FlowHistoryEvent) -> tuple[str, str, str, str]:
 
 
 def as_data(event: pb.FlowHistoryEvent) -> dict[str, Any]:
-    """The event for machines; `event` is the whole wire message in protobuf's JSON form."""
+    """The event for machines; `event` is the whole wire message in protobuf's JSON form.
+
+    Bytes in it that can be read have what they say beside them, as `json` or `text`.
+    """
     kind = event_kind(event)
     body = getattr(event, kind, None)
     context = getattr(body, "context", None)
@@ -34,8 +47,26 @@ def as_data(event: pb.FlowHistoryEvent) -> dict[str, Any]:
         "step_execution_id": None if context is None else context.step_execution_id,
         "attempt": None if context is None else context.final_attempt,
         "details": details(event),
-        "event": {} if body is None else MessageToDict(body, preserving_proto_field_name=True),
+        "event": {} if body is None else _wire_data(body),
     }
+
+
+def _wire_data(body: Any) -> dict[str, Any]:
+    data: dict[str, Any] = MessageToDict(body, preserving_proto_field_name=True)
+    pending: list[Any] = [data]
+    while pending:
+        inner = pending.pop()
+        if isinstance(inner, list):
+            pending += inner
+        elif isinstance(inner, dict):
+            pending += inner.values()
+            if isinstance(encoded := inner.get("obj_value"), dict):
+                value = pb.EncodedObject()
+                ParseDict(encoded, value)
+                form, content = read_encoded(value)
+                if form != BASE64:
+                    encoded[form] = content
+    return data
 
 
 def details(event: pb.FlowHistoryEvent) -> str:

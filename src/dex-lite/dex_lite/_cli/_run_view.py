@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,7 @@ class StepView:
     attempts: int = 0  # failed so far, of a method that is to be tried again
     error: str = ""
     is_closing: bool = False  # its decision was to end the run, or its own branch with an output
+    needs_worker: bool = False  # it is ready, and no Worker is connected that could take it
     children: list[StepView] = field(default_factory=list)
 
     @property
@@ -74,6 +76,10 @@ class RunView:
     outputs: list[str] = field(default_factory=list)
     roots: list[StepView] = field(default_factory=list)
 
+    @property
+    def needs_worker(self) -> bool:
+        return any(step.needs_worker for step in self.steps())
+
     def steps(self) -> list[StepView]:
         """All Step executions, each before its children."""
         found: list[StepView] = []
@@ -89,8 +95,14 @@ def build(
     summary: pb.GetFlowSummaryResponse,
     events: list[pb.FlowHistoryEvent],
     live: pb.GetFlowStateResponse | None,
+    without_worker: Collection[str] = (),
 ) -> RunView:
-    """The view of one run; `live` only of an open one."""
+    """The view of one run.
+
+    Args:
+        live: Only of an open one.
+        without_worker: Types of Steps that no connected Worker could take.
+    """
     view = RunView(
         flow_id=summary.flow_execution_id.flow_id,
         run_id=summary.flow_execution_id.run_id,
@@ -123,6 +135,9 @@ def build(
     if live is not None:
         _add_live(steps, live)
     _add_missing(steps, planned, is_open=live is not None)
+    for step in steps.values():
+        is_ready = step.state in ("queued", "retrying", "running")
+        step.needs_worker = is_ready and step.step_type in without_worker
     for step in steps.values():
         parent = steps.get(step.source_id)
         (view.roots if parent is None or parent is step else parent.children).append(step)

@@ -13,6 +13,7 @@ from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
 
 from dex_lite._cli._exits import FAILED, UNREACHABLE, USAGE, CommandFailed
+from dex_lite._wire.hints import from_metadata
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _CALL_TIMEOUT_S = 15.0
@@ -33,6 +34,16 @@ class Server:
             return getattr(self._stub, name)(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise CommandFailed(*self._explain(error, timeout_s)) from None
+
+    def call_with_hints(self, name: str, request: Any, key: str) -> tuple[Any, list[Any]]:
+        """The answer, and what the server says beside it under a key of `_wire/hints.py`."""
+        try:
+            response, call = getattr(self._stub, name).with_call(
+                request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            raise CommandFailed(*self._explain(error, _CALL_TIMEOUT_S)) from None
+        return response, from_metadata(key, call.trailing_metadata() or ())
 
     def poll(self, name: str, request: Any, wait_s: float) -> Any:
         """The answer to a long poll, or None if its time ran out without one."""
@@ -100,6 +111,13 @@ def _is_from_server(error: Any) -> bool:
 
 
 def _address(value: str) -> str:
+    scheme, slashes, rest = value.partition("://")
+    if slashes:
+        raise CommandFailed(
+            f"address {value!r} is not HOST:PORT. Leave {scheme + slashes!r} out, "
+            f"and what comes behind the port: {rest.partition('/')[0] or '127.0.0.1:8801'}",
+            USAGE,
+        )
     host, colon, port = value.rpartition(":")
     if not colon or not host or not re.fullmatch(r"\d{1,5}", port) or int(port) > 65535:
         raise CommandFailed(

@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from datetime import UTC, datetime
 from typing import Any
 
 from dex.dexpb import dex_pb2 as pb
 
+from dex_lite._cli._payloads import BASE64, JSON, read_payload
+from dex_lite._cli._text import as_json_text
+
 _TEXT_LIMIT = 120
+_JSON_ENCODING = "json"
 
 
 def plain(value: pb.Value) -> Any:
-    """A value as JSON has it. Bytes and values that are kept elsewhere are objects that say so."""
+    """A value as JSON has it.
+
+    Bytes are an object that says what could be read from them, and so is a value that is kept elsewhere.
+    """
     kind = value.WhichOneof("kind")
     if kind is None or kind == "null_value":
         return None
     if kind == "obj_value":
-        payload = value.obj_value.payload
-        if "json" in value.obj_value.encoding:
-            try:
-                return json.loads(payload)
-            except ValueError:
-                pass
-        encoded = base64.b64encode(payload).decode()
-        return {"encoding": value.obj_value.encoding, "base64": encoded}
+        form, content = read_encoded(value.obj_value)
+        if form == JSON and value.obj_value.encoding == _JSON_ENCODING:
+            return content
+        return {"encoding": value.obj_value.encoding, form: content}
     if kind.startswith("internal_blob_id"):
         return {"blob_id": getattr(value, kind)}
     return getattr(value, kind)
 
 
 def short(value: pb.Value, limit: int = _TEXT_LIMIT) -> str:
-    """A value as one short line."""
-    text = json.dumps(plain(value), ensure_ascii=False, default=str)
+    """A value as one short line; of bytes that can be read, only what they say."""
+    shown = plain(value)
+    if value.WhichOneof("kind") == "obj_value":
+        form, content = read_encoded(value.obj_value)
+        shown = shown if form == BASE64 else content
+    text = as_json_text(shown)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def read_encoded(value: pb.EncodedObject) -> tuple[str, Any]:
+    """As :func:`read_payload`."""
+    return read_payload(value.payload, is_json=value.encoding == _JSON_ENCODING)
 
 
 def status(number: int) -> str:

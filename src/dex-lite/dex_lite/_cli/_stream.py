@@ -8,7 +8,7 @@ import typer
 from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._cli import _print, _show_values
-from dex_lite._cli._server import DEFAULT_ADDRESS, Address, FlowId, Json, Token, connect
+from dex_lite._cli._server import DEFAULT_ADDRESS, Address, FlowId, Json, Server, Token, connect
 
 _POLL_S = 20
 
@@ -36,6 +36,11 @@ def tail(
         )
         seen = 0
         try:
+            if not after and not _has_messages(server, request):
+                _print.note(
+                    f"no message in Stream {stream!r} of Flow {flow_id!r}, Flow type "
+                    f"{request.flow_type!r}, yet; waiting for one until Ctrl-C"
+                )
             while True:
                 answer = server.poll("ReadStream", request, _POLL_S)
                 if answer is None:
@@ -50,6 +55,16 @@ def tail(
             return
 
 
+def _has_messages(server: Server, request: pb.ReadStreamRequest) -> bool:
+    first = pb.ListStreamMessagesRequest(
+        flow_id=request.flow_id,
+        flow_type=request.flow_type,
+        stream_name=request.stream_name,
+        page_size=1,
+    )
+    return bool(server.call("ListStreamMessages", first).messages)
+
+
 def _print_message(message: pb.StreamMessage, is_json: bool) -> None:
     created = _show_values.milliseconds(message.created_time)
     if is_json:
@@ -61,8 +76,7 @@ def _print_message(message: pb.StreamMessage, is_json: bool) -> None:
         }
         _print.as_json(row, is_line=True)
     else:
-        print(
+        _print.line(
             f"{_show_values.clock(created)}  {message.source}  "
-            f"{_show_values.short(message.value, 10_000)}",
-            flush=True,
+            f"{_show_values.short(message.value, 10_000)}"
         )

@@ -15,10 +15,23 @@ _BETWEEN = 28
 _LAYER_GAP = 52
 _MARGIN = 24
 _MINIMUM_WIDTH = 120
-# Widths of a character, a little generous: fonts differ, and text must not leave its box.
-_TITLE_CHARACTER = 8.6
-_CHARACTER = 7.0
-_WIDE_FROM = 0x1100  # about where scripts with wide characters begin
+_TITLE_SIZE, _TEXT_SIZE = 14, 12
+# Widths of characters as parts of the size, in the widest font of those below: text must not leave its box.
+_WIDTHS = {
+    character: width
+    for width, characters in {
+        0.3: "'ijl",
+        0.4: " (),-./:;IJ[\\]ft|",
+        0.5: '!"*_`r',
+        0.6: "?FLcksvxyz",
+        0.8: "&DGHNOQU",
+        0.9: "#+<=>M^w~",
+        1.0: "%@Wm",
+    }.items()
+    for character in characters
+}
+_USUAL_WIDTH, _BEYOND_ASCII, _BEYOND_LATIN = 0.7, 0.8, 1.1
+_BOLD = 1.2
 
 # Colours are attributes, which every viewer knows; a browser with a dark page overrides them.
 _PAGE, _INK, _SOFT, _LINE_COLOUR, _BOX, _EDGE = (
@@ -85,14 +98,21 @@ def svg(view: RunView) -> str:
 
 
 def _measure(node: Node) -> _Box:
-    title = _length(node.title) * _TITLE_CHARACTER
-    lines = max((_length(line) * _CHARACTER for line in node.lines), default=0.0)
+    title = _length(node.title) * _TITLE_SIZE * _BOLD
+    lines = max((_length(line) * _TEXT_SIZE for line in node.lines), default=0.0)
     width = max(_MINIMUM_WIDTH, title + 2 * _PADDING, lines + 2 * _PADDING)
     return _Box(node, width, 2 * _PADDING - 4 + _TITLE + _LINE * len(node.lines))
 
 
-def _length(text: str) -> int:
-    return sum(2 if ord(character) >= _WIDE_FROM else 1 for character in text)
+def _length(text: str) -> float:
+    """The width of a text as a multiple of its size, a little generous."""
+    return sum(_width(character) for character in text)
+
+
+def _width(character: str) -> float:
+    if character.isascii():
+        return _WIDTHS.get(character, _USUAL_WIDTH)
+    return _BEYOND_ASCII if ord(character) < 0x250 else _BEYOND_LATIN
 
 
 def _place(boxes: list[_Box], has_end: bool) -> None:
@@ -168,7 +188,7 @@ def _draw(box: _Box) -> str:
     accent = _ACCENTS.get(node.state, _LINE_COLOUR)
     dashes = ' stroke-dasharray="4 3"' if node.state == "dropped" else ""
     parts = [
-        f'<g font-family="{_FONT}" font-size="12">'
+        f'<g font-family="{_FONT}" font-size="{_TEXT_SIZE}">'
         f'<rect class="{"pill" if is_pill else "box"}" fill="{_BOX}"'
         f' stroke="{accent if is_pill else _EDGE}" stroke-width="1.2"{dashes}'
         f' x="{left:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}"'
@@ -183,7 +203,7 @@ def _draw(box: _Box) -> str:
     anchor = ' text-anchor="middle"' if is_pill else ""
     y = box.y + _PADDING + 10
     parts.append(
-        f'<text class="title" fill="{_INK}" font-size="14" font-weight="600"'
+        f'<text class="title" fill="{_INK}" font-size="{_TITLE_SIZE}" font-weight="600"'
         f' x="{x:.1f}" y="{y:.1f}"{anchor}>{_text(node.title)}</text>'
     )
     for line in node.lines:

@@ -12,6 +12,7 @@ from rich.tree import Tree
 from dex_lite._cli._print import STATUS_STYLES
 from dex_lite._cli._run_view import MethodView, RunView, StepView
 from dex_lite._cli._show_values import clock, iso, span
+from dex_lite._cli._text import visible
 
 _MARKS = {
     "completed": "✓",
@@ -22,6 +23,7 @@ _MARKS = {
     "queued": "○",
     "dropped": "-",
 }
+NEEDS_WORKER = "waiting for a Worker"
 
 
 def duration_ms(view: RunView) -> int | None:
@@ -40,6 +42,8 @@ def draw(view: RunView) -> Group:
         (view.status, STATUS_STYLES.get(view.status, "")),
         f"  {span(duration_ms(view))}",
     )
+    if view.needs_worker:
+        head.append(f"  {NEEDS_WORKER}", style="yellow")
     details = f"run {view.run_id}, started {clock(view.start_ms)}"
     if view.run_attempt > 1:
         details += f", attempt {view.run_attempt}"
@@ -56,7 +60,7 @@ def draw(view: RunView) -> Group:
         pending += [(below, child, is_chain) for child in reversed(step.children)]
     lines.append(tree)
     if view.error:
-        lines.append(Text(f"error: {view.error}", style="red"))
+        lines.append(Text(f"error: {visible(view.error)}", style="red"))
     lines += [Text(f"output: {output}") for output in view.outputs]
     return Group(*lines)
 
@@ -67,9 +71,9 @@ def step_line(step: StepView) -> Text:
     line = Text.assemble(
         (f"{_MARKS.get(step.state, '?')} ", style), (step.execution_id or step.step_type, "bold")
     )
-    line.append(f"  {facts_text(step)}")
+    line.append(f"  {visible(facts_text(step))}")
     if step.error:
-        line.append(f"  {step.error}", style="red")
+        line.append(f"  {visible(step.error)}", style="red")
     return line
 
 
@@ -88,6 +92,8 @@ def facts_text(step: StepView) -> str:
         parts.append(f"attempt {step.attempts} failed, to be tried again")
     elif step.state not in ("completed", "failed"):
         parts.append({"dropped": "not ended when the run closed"}.get(step.state, step.state))
+    if step.needs_worker:
+        parts.append(NEEDS_WORKER)
     return ", ".join(parts)
 
 
@@ -109,6 +115,7 @@ def as_data(view: RunView) -> dict[str, Any]:
         "close_time": iso(view.close_ms),
         "duration_ms": duration_ms(view),
         "run_attempt": view.run_attempt,
+        "needs_worker": view.needs_worker,
         "error": view.error or None,
         "steps": [_step_data(step) for step in view.steps()],
     }
@@ -123,6 +130,7 @@ def _step_data(step: StepView) -> dict[str, Any]:
         "waits_for": step.waits_for,
         "waited_ms": step.waited_ms,
         "error": step.error or None,
+        "needs_worker": step.needs_worker,
         "methods": [
             {
                 "name": method.name,
