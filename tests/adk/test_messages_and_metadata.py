@@ -102,8 +102,8 @@ async def test_one_model_call_is_described() -> None:
         ]
     )
     asked, ended = await metadata_of(world, agent(world, look))
-    assert asked == ModelCallMetadata("scripted", "v-1", ("stop",))
-    assert ended == ModelCallMetadata("scripted", "v-2", ("max_tokens",))
+    assert asked == ModelCallMetadata("scripted", "v-1", ("stop",), agent_names=("root",))
+    assert ended == ModelCallMetadata("scripted", "v-2", ("max_tokens",), agent_names=("root",))
     # ADK tells neither of these, for any model class.
     assert {(m.provider_name, m.response_id) for m in (asked, ended)} == {(None, None)}
 
@@ -114,7 +114,7 @@ async def test_what_a_model_does_not_report_is_not_made_up() -> None:
     driver = Driver(AdkAgentRunner(agent(world)), world)
     await driver.turn("go")
     (outcome,) = driver.outcomes
-    assert outcome.metadata == ModelCallMetadata("scripted")
+    assert outcome.metadata == ModelCallMetadata("scripted", agent_names=("root",))
     assert outcome.usage == TokenUsage(0, 0, 1)
 
 
@@ -140,7 +140,7 @@ async def test_several_model_calls_share_at_most_the_model_asked(
     branches.append(agent(world, name="b", model_name=second))
     root = ParallelAgent(name="root", sub_agents=branches)
     (metadata,) = await metadata_of(world, root, calls_per_step=2)
-    assert metadata == ModelCallMetadata(shared)
+    assert metadata == ModelCallMetadata(shared, agent_names=("a", "b"))
 
 
 async def test_control_tools_are_told_in_the_stream() -> None:

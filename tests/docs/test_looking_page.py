@@ -30,6 +30,11 @@ TURN_S = 60.0
 MODULES = {"dex-lite": "dex_lite", "dex-agents-session-graph": "dex_agents.session_graph._cli"}
 
 
+def find_order(order_id: str) -> str:
+    """Look an order up."""
+    return f"order {order_id}"
+
+
 def refund_order(order_id: str) -> str:
     """Refund one order."""
     return f"refunded {order_id}"
@@ -37,12 +42,16 @@ def refund_order(order_id: str) -> str:
 
 @contextlib.asynccontextmanager
 async def waiting_session(folder: Path) -> AsyncIterator[tuple[PrivateEngine, AgentSessionClient]]:
-    """One turn is done, the second one waits for an approval."""
-    model = ScriptedModel(["Hello.", tool_call("refund_order", {"order_id": "7"})])
+    """One turn with calls side by side is done, the second one waits for an approval."""
+    both = [tool_call("find_order", {"order_id": number}) for number in "78"]
+    model = ScriptedModel([both, "Hello.", tool_call("refund_order", {"order_id": "7"})])
     flow = adk_agent_session_flow(
-        LlmAgent(name="support", model=model, tools=[refund_order]),
+        LlmAgent(name="support", model=model, tools=[find_order, refund_order]),
         flow_type="SupportAgent",
-        tool_policies={"refund_order": ToolPolicy(ToolEffect.IDEMPOTENT_WRITE, True)},
+        tool_policies={
+            "find_order": ToolPolicy(ToolEffect.READ),
+            "refund_order": ToolPolicy(ToolEffect.IDEMPOTENT_WRITE, True),
+        },
     )
     async with (
         private_engine(folder / "engine.db") as engine,
@@ -113,7 +122,8 @@ async def test_the_commands_of_the_page(tmp_path: Path) -> None:
     assert "turn_started" in tailed and len(tailed.splitlines()) == 3
     assert svg == "" and "refund_order" in (tmp_path / "history.svg").read_text()
     assert "refund_order" in mermaid and "waits for approval" in mermaid
-    assert "called by support" in mermaid
+    # Three model calls and as many tool calls.
+    assert mermaid.count("called by support") == 6
     assert "SupportAgent" in flow
 
 
@@ -126,7 +136,9 @@ async def test_the_function_of_the_page(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.splitlines() == [
         "waiting open turn: t2",
         "waits for approval of refund_order {'order_id': '7'}",
-        "1 model calls in finished turns",
+        "2 model calls in finished turns",
         "t1 user hi",
+        "t1 assistant calls find_order {'order_id': '7'}; calls find_order {'order_id': '8'}",
+        "t1 tool find_order gave {'result': 'order 7'}; find_order gave {'result': 'order 8'}",
         "t1 assistant Hello.",
     ]

@@ -19,6 +19,7 @@ from dex_agents_google_adk._open_response import AgentKey
 
 @dataclass
 class _ModelCall:
+    agent_name: str
     answered: bool = False
     request: LlmRequest | None = None
     usage: TokenUsage = field(default_factory=lambda: TokenUsage(model_calls=1))
@@ -80,7 +81,7 @@ class ModelCalls:
             raise LlmCallsLimitExceededError(
                 f"Max number of llm calls limit of `{self._maximum}` exceeded"
             )
-        call = _ModelCall(request=self._requests.get(key))
+        call = _ModelCall(key[0], request=self._requests.get(key))
         self._calls.append(call)
         self._running[key] = call
 
@@ -134,13 +135,15 @@ class ModelCalls:
         """What is known about the model call, as the spec's tracing table says."""
         models = {call.request.model if call.request else None for call in self._calls}
         request_model = models.pop() if len(models) == 1 else None
+        agent_names = tuple(call.agent_name for call in self._calls)
         if len(self._calls) != 1:
-            return ModelCallMetadata(request_model=request_model)
+            return ModelCallMetadata(request_model=request_model, agent_names=agent_names)
         call = self._calls[0]
         return ModelCallMetadata(
             request_model=request_model,
             response_model=call.response_model,
             finish_reasons=(call.finish_reason,) if call.finish_reason else (),
+            agent_names=agent_names,
         )
 
     def tools_of(self, key: AgentKey) -> dict[str, BaseTool]:

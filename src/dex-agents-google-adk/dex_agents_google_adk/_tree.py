@@ -112,6 +112,16 @@ class AgentTree:
             )
         return candidates[best[0]]
 
+    def shown_path(self, name: str, node_path: str) -> str:
+        """Where an agent runs, for people: ADK's path, or the agents from the root down by name.
+
+        ADK gives agents below a composite agent no path; their names are unique in such a tree.
+        """
+        if node_path:
+            return node_path
+        agents = self._llm_agents_by_name.get(name)
+        return "/".join(self._static_path(agents[0])) if agents else name
+
     def knows(self, agent: BaseAgent) -> bool:
         """Whether an agent that runs is one of the tree, or a copy that ADK made of it.
 

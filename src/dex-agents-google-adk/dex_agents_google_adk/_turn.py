@@ -366,7 +366,7 @@ class _TurnAttempt:
                 effect=call.effect,
                 requires_approval=call.requires_approval,
                 agent_name=response.agent_name,
-                node_path=response.node_path,
+                node_path=self._setup.tree.shown_path(response.agent_name, response.node_path),
                 interrupt=call.interrupt,
                 framework_data={
                     "branch": response.branch,

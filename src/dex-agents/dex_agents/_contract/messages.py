@@ -98,9 +98,18 @@ _METADATA = dict.fromkeys(
 
 @dataclass(frozen=True)
 class ModelCallMetadata:
-    """What a ``RunModel`` attempt learned about its model call, for tracing.
+    """What a ``RunModel`` attempt learned about its model calls, for tracing and the session graph.
 
     ``None`` means not known.
+
+    Attributes:
+        request_model: Name of the model that was asked for.
+        response_model: Name of the model that answered.
+        finish_reasons: Why it stopped, such as ``"stop"``.
+        provider_name: Who runs the model, as OpenTelemetry's ``gen_ai.provider.name``.
+        response_id: The provider's id of the answer.
+        agent_names: The agents whose model was asked, in that order; more than one if they run side
+            by side.
     """
 
     request_model: str | None = None
@@ -108,10 +117,12 @@ class ModelCallMetadata:
     finish_reasons: tuple[str, ...] = ()
     provider_name: str | None = None
     response_id: str | None = None
+    agent_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, _METADATA, ContractTypeError)
         check_items(self, "finish_reasons", str, error=ContractTypeError)
+        check_items(self, "agent_names", str, error=ContractTypeError)
 
 
 @dataclass(frozen=True)

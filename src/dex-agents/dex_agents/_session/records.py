@@ -50,6 +50,7 @@ class LastTurn:
     is_cancelled: bool = False
     is_by_close: bool = False
     output: Json = None
+    agents: list[str] = field(default_factory=list)  # whose model was asked last, for the graph
 
     def to_json(self) -> Json:
         """For storage."""
@@ -183,6 +184,7 @@ class TurnState:
     open_calls: list[OpenCall] = field(default_factory=list)  # of the newest response
     has_context: bool = False  # whether these calls have a tool context
     steered: list[Json] = field(default_factory=list)  # messages that the turn has taken in
+    agents: list[str] = field(default_factory=list)  # whose model was asked last, for the graph
 
     def to_json(self) -> Json:
         """For storage."""

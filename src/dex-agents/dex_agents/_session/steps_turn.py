@@ -173,6 +173,7 @@ class RunModel(Step[bytes]):
                 outcome = await self._run(context, before, state, records, events, offered)
                 state.usage += outcome.usage
                 state.model_calls += outcome.usage.model_calls
+                state.agents = list(dict.fromkeys(outcome.metadata.agent_names))
                 if not outcome.took_steering:
                     offered = []
                 steering.note_taken(header, state, offered)
@@ -281,7 +282,12 @@ class RunModel(Step[bytes]):
     ) -> StepDecision:
         if isinstance(outcome, TurnCompleted):
             encoded("output", outcome.output)
-            last = LastTurn(before.turn_id, outcome.final_text, output=outcome.output)
+            last = LastTurn(
+                before.turn_id,
+                outcome.final_text,
+                output=outcome.output,
+                agents=state.agents,
+            )
             decision = end_turn(context, self._flow, header, state, before, outcome.messages, last)
             output = {} if outcome.output is None else {"output": shown_output(outcome.output)}
             events.emit("turn_completed", text=outcome.final_text, **output)

@@ -30,8 +30,10 @@ class PendingInterrupt:
         payload: What is shown besides, such as the early value of a long-running tool, or which
             credential is asked for.
         response_schema: JSON Schema that an answer must fit, or ``None``.
-        node_path: Where in the agent graph it is asked, such as ``outer@1/review@2`` of ADK; empty if
-            the framework gives no path there.
+        agent_name: The agent that asks.
+        node_path: Where in the agent graph it is asked, such as ``outer@1/review@2`` of ADK. Agents
+            below a ``SequentialAgent``, ``LoopAgent`` or ``ParallelAgent`` have no path of ADK; theirs
+            are the names from the root down, such as ``steps/writer``.
     """
 
     interrupt_id: str

@@ -30,6 +30,8 @@ _AWAITED = {
 _TOOL_STEPS = ("CallTool", "CallSingleAttemptTool")
 _RUNNING = "running"
 _LATE_S = 1.0  # a Step that begins later had no Worker, or none with a free place
+# What of a commit is shown.
+_SHOWN = (resources.records.name, resources.last_turn.name, resources.turn_states.name)
 _OF_THE_TURN = ("CompactHistory", "RunModel", "FailTurn", "CancelTurn")
 
 
@@ -40,7 +42,8 @@ class Box:
     Attributes:
         title: The tool's name, or what the Step does.
         state: How it ended, or ``waiting`` for a person, or ``running``.
-        facts: Short texts: the agent that calls a tool, status, attempts, durations, the failure.
+        facts: Short texts: which agent it belongs to, status, attempts, durations, the failure. Of a
+            model call that failed the agent is not known.
     """
 
     title: str
@@ -177,8 +180,9 @@ def _note(executions: dict[str, _Execution], kind: str, body: Any, ready_s: floa
         execution.execute_s = duration_s
     if kind == "step_execute_completed":
         for write in body.output.upsert_attributes:
-            is_shown = write.key.startswith((resources.records.name, resources.last_turn.name))
-            if is_shown and (value := _value(write.value)):  # empty ones are deletions
+            if write.key.startswith(_SHOWN) and (
+                value := _value(write.value)
+            ):  # empty ones are deletions
                 execution.writes[write.key] = value
 
 
@@ -310,8 +314,16 @@ def _box_of_turn(step: _Execution) -> Box:
     state: State = "failed" if is_bad else "succeeded"
     if not step.has_executed:
         state = "running"
-    facts = [f"{span_text(step.execute_s)}{_attempts(step)}"]
+    facts = [*_agents(step), f"{span_text(step.execute_s)}{_attempts(step)}"]
     return Box(titles[step.step_type], state, [*facts, step.error] if step.error else facts)
+
+
+def _agents(step: _Execution) -> list[str]:
+    """The agents whose model a Step asked, as its commit says."""
+    if step.step_type != "RunModel":
+        return []
+    names = [name for value in step.writes.values() for name in value.get("agents") or ()]
+    return [f"called by {', '.join(dict.fromkeys(names))}"] if names else []
 
 
 def span_text(seconds: float) -> str:
