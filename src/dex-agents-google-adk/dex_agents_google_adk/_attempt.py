@@ -33,6 +33,10 @@ from dex_agents_google_adk._run_state import (
 from dex_agents_google_adk._tool_events import ToolEvents
 
 
+class ReplayError(AgentTurnError):
+    """ADK does not go on with a paused turn where it paused."""
+
+
 @dataclass
 class _Replay:
     call: PausedCall
@@ -243,12 +247,12 @@ class Attempt:
         """Count a request that really goes out.
 
         Raises:
-            AgentTurnError: Results that belong into the request are missing from it.
+            ReplayError: Results that belong into the request are missing from it.
             LlmCallsLimitExceededError: The turn has used up ``RunConfig.max_llm_calls``.
         """
         if self.awaits_replay(key):
             # Without its results the model would be asked the wrong question, and paid for it.
-            raise AgentTurnError(
+            raise ReplayError(
                 f"ADK wants to call the model of agent {key[0]!r} before it has replayed the "
                 f"results of "
                 f"{', '.join(map(repr, self.unreached()))}"

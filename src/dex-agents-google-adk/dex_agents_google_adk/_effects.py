@@ -23,6 +23,12 @@ from google.adk.workflow._tool_node import _ToolNode
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk._adk_compat import node_behind
 
+_CARE = {
+    ToolEffect.READ: 0,
+    ToolEffect.IDEMPOTENT_WRITE: 1,
+    ToolEffect.NON_IDEMPOTENT_WRITE: 2,
+    ToolEffect.UNCLASSIFIED: 2,
+}
 _READ_TOOLS = (LoadArtifactsTool, LoadMemoryTool, PreloadMemoryTool)
 _CONTROL_TOOLS = (
     SetModelResponseTool,
@@ -80,6 +86,11 @@ async def _tools_of(node: BaseNode, context: ReadonlyContext) -> Sequence[BaseTo
     if isinstance(node, _ToolNode):
         return [node.tool]
     return await node.canonical_tools(context) if isinstance(node, LlmAgent) else []
+
+
+def needs_more_care(now: ToolEffect, then: ToolEffect) -> bool:
+    """Whether a call that is repeated and told as its effect of then says may do harm now."""
+    return _CARE[now] > _CARE[then]
 
 
 def is_control_tool(tool: BaseTool) -> bool:

@@ -261,6 +261,7 @@ class RunState:
             called, so that its calls can be replayed when it is no longer listed.
         held: Later parts of model answers whose first calls wait, oldest first.
         faults: Useless answers that are asked for again.
+        tree_shape: :attr:`AgentTree.shape` when the turn began; empty if an older release did it.
     """
 
     invocation_id: str
@@ -276,6 +277,7 @@ class RunState:
     source_tools: dict[str, Json] = field(default_factory=dict)
     held: tuple[HeldAnswer, ...] = ()
     faults: tuple[Fault, ...] = ()
+    tree_shape: str = ""
 
     def to_json(self) -> Json:
         """The stored form."""
@@ -294,6 +296,7 @@ class RunState:
             "source_tools": self.source_tools,
             "held": [answer.to_json() for answer in self.held],
             "faults": [fault.to_json() for fault in self.faults],
+            "tree_shape": self.tree_shape,
         }
 
     @staticmethod
@@ -323,6 +326,7 @@ class RunState:
                 source_tools=item.get("source_tools") or {},
                 held=tuple(HeldAnswer.from_json(answer) for answer in item.get("held") or ()),
                 faults=tuple(Fault.from_json(fault) for fault in item.get("faults") or ()),
+                tree_shape=item.get("tree_shape") or "",
             )
         except (KeyError, TypeError, ValueError) as error:
             raise AgentTurnError(f"the run state of the turn is damaged: {error!r}") from error

@@ -31,6 +31,7 @@ from dex_agents_google_adk._adk_compat import invocation_of
 from dex_agents_google_adk._adk_workarounds import agent_tool_pauses, mcp_errors
 from dex_agents_google_adk._adk_workarounds.tool_threads import own_threads
 from dex_agents_google_adk._artifacts import SessionArtifacts
+from dex_agents_google_adk._effects import needs_more_care
 from dex_agents_google_adk._events import shown_text
 from dex_agents_google_adk._idempotency import IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY
 from dex_agents_google_adk._images import split_images, with_lost_images
@@ -69,6 +70,7 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
     try:
         context = _context(setup, call)
         tool = await _find(setup, call, ReadonlyContext(context._invocation_context))
+        _check_effect(setup, call, tool)
         arguments = copy_json(dict(call.arguments))
     except ToolNotStartedError:
         raise
@@ -241,3 +243,17 @@ async def _find(
     raise ToolNotStartedError(
         f"agent {call.agent_name!r} has no tool named {call.tool_name!r} any more"
     )
+
+
+def _check_effect(setup: RunnerSetup, call: DeferredToolExecution, tool: BaseTool) -> None:
+    """Refuse a tool that a later release of the application declares more dangerous.
+
+    Attempts and record of the call follow the effect that it was asked with, so a read that has
+    become a write would be run again after a crash.
+    """
+    effect = setup.resolver.resolve(tool).effect
+    if needs_more_care(effect, call.effect):
+        raise ToolNotStartedError(
+            f"tool {call.tool_name!r} was asked for when its effect was {str(call.effect)!r}, and has "
+            f"the effect {str(effect)!r} now; ask for it again"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -86,6 +87,12 @@ class AgentTree:
             found.setdefault(node.name, set()).update(below)
         return dict(found)
 
+    @cached_property
+    def shape(self) -> str:
+        """Another text for another tree: other nodes, kinds of nodes, edges or another order."""
+        lines = [f"{type(node).__name__} {node.name!r} {_below(node)}" for node in self.nodes()]
+        return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "replace")).hexdigest()[:16]
+
     def find_llm_agent(self, name: str, node_path: str = "") -> LlmAgent | None:
         """The agent of that name.
 
@@ -167,6 +174,14 @@ def _children(node: BaseNode) -> Iterator[BaseNode]:
     if isinstance(node, LlmAgent):
         return BaseAgent._iter_static_children(node)
     return node._iter_static_children()
+
+
+def _below(node: BaseNode) -> list[str]:
+    """What a node runs, in its order if it has one."""
+    if isinstance(node, Workflow) and node.graph is not None:
+        edges = node.graph.edges
+        return sorted(f"{edge.from_node.name}>{edge.to_node.name}" for edge in edges)
+    return [child.name for child in _children(node)]
 
 
 def _walk(*roots: BaseNode) -> Iterator[BaseNode]:

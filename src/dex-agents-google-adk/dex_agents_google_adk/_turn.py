@@ -32,7 +32,7 @@ from dex_agents_google_adk._adk_workarounds.nested_node_paths import (
 )
 from dex_agents_google_adk._answer import final_text, root_output
 from dex_agents_google_adk._artifacts import SessionArtifacts, session_artifacts
-from dex_agents_google_adk._attempt import Attempt, enter_attempt
+from dex_agents_google_adk._attempt import Attempt, ReplayError, enter_attempt
 from dex_agents_google_adk._attempt_runner import RESUMABLE, AttemptRunner
 from dex_agents_google_adk._branches import branch_below
 from dex_agents_google_adk._compaction import restore
@@ -71,7 +71,14 @@ from dex_agents_google_adk._setup import RunnerSetup
 from dex_agents_google_adk._telemetry import for_listeners
 from dex_agents_google_adk._tool_events import ToolEvents
 from dex_agents_google_adk._tool_step import make_tool_context
-from dex_agents_google_adk._turn_checks import check_end, check_progress, check_records, check_tasks
+from dex_agents_google_adk._turn_checks import (
+    check_end,
+    check_progress,
+    check_records,
+    check_replayed,
+    check_tasks,
+    check_waiting_agents,
+)
 
 _TEMP_PREFIX = "temp:"
 
@@ -109,6 +116,7 @@ class _TurnAttempt:
         records = tuple(request.records[:steps])
         self._answers = tuple(request.records[steps:])
         check_records(paused, records)
+        check_waiting_agents(self._setup.tree, paused)
         return Attempt(
             paused=paused,
             records=records,
@@ -177,8 +185,22 @@ class _TurnAttempt:
     async def run(self) -> RunModelOutcome:
         try:
             return await self._run()
+        except Exception as error:
+            if not self._is_of_another_tree(error):
+                raise
+            raise AgentTurnError(
+                f"the turn could not go on, as the agent tree is another one than when it began: "
+                f"{str(error).rstrip('.')}. What ran is recorded; send a message to go on"
+            ) from error
         finally:
             self._attempt.release_contexts()
+
+    def _is_of_another_tree(self, error: Exception) -> bool:
+        """Whether ADK stumbles because a later release has changed the tree of the open turn."""
+        then = self._state.tree_shape if self._state is not None else ""
+        if then in ("", self._setup.tree.shape):
+            return False
+        return isinstance(error, ReplayError) or self._known_error(error) is None
 
     async def _run(self) -> RunModelOutcome:
         enter_attempt(self._attempt)
@@ -282,16 +304,7 @@ class _TurnAttempt:
 
     def _outcome(self) -> RunModelOutcome:
         attempt = self._attempt
-        if missing := attempt.unreached():
-            own = sorted(agent.name for agent in self._setup.tree.own_loop_agents)
-            advice = (
-                f". An agent with a run loop of its own (here {', '.join(map(repr, own))}) must go on "
-                "after a pause with the sub-agent that waits, and with nothing before that"
-            )
-            raise AgentTurnError(
-                f"ADK went on without the results of {', '.join(map(repr, missing))}; nothing was "
-                f"lost, but the turn cannot go on{advice if own else ''}"
-            )
+        check_replayed(attempt, self._setup.tree)
         check_tasks(attempt)
         self._end_branches()
         usage, metadata = attempt.model_calls.usage(), attempt.model_calls.metadata()
@@ -400,6 +413,7 @@ class _TurnAttempt:
             source_tools=self._attempt.called_source_tools,
             held=self._attempt.held.rest,
             faults=self._attempt.faults.rest,
+            tree_shape=self._state.tree_shape if self._state else self._setup.tree.shape,
         )
 
     def _message(self, event: Event) -> AgentMessage:

@@ -10,7 +10,7 @@ from google.adk.events.event import Event
 from dex_agents._contract import ToolCallRecord
 from dex_agents._errors import AgentTurnError, ModelCallError
 from dex_agents_google_adk._adk_compat import CREDENTIAL_CALL, FRAMEWORK_CALLS
-from dex_agents_google_adk._attempt import Attempt
+from dex_agents_google_adk._attempt import Attempt, ReplayError
 from dex_agents_google_adk._events import USER, shown_text
 from dex_agents_google_adk._model_errors import classify_answer
 from dex_agents_google_adk._run_state import CallKind, PausedEvent
@@ -34,6 +34,41 @@ def check_records(paused: Sequence[PausedEvent], records: Sequence[ToolCallRecor
         )
 
 
+def check_waiting_agents(tree: AgentTree, paused: Sequence[PausedEvent]) -> None:
+    """The agents whose calls have results now are still there.
+
+    Raises:
+        AgentTurnError: One is not, so that no other agent is asked in its place.
+    """
+    for event in paused:
+        if tree.find_llm_agent(event.agent_name, event.node_path) is None:
+            called = ", ".join(repr(call.tool_name) for call in event.calls)
+            raise AgentTurnError(
+                f"the turn waited for {called} of agent {event.agent_name!r}, which is not in the agent "
+                f"tree any more: a later release has renamed or removed it. What ran is recorded; "
+                f"send a message to go on"
+            )
+
+
+def check_replayed(attempt: Attempt, tree: AgentTree) -> None:
+    """Every stored result was taken.
+
+    Raises:
+        ReplayError: One was not.
+    """
+    if not (missing := attempt.unreached()):
+        return
+    own = sorted(agent.name for agent in tree.own_loop_agents)
+    advice = (
+        f". An agent with a run loop of its own (here {', '.join(map(repr, own))}) must go on "
+        "after a pause with the sub-agent that waits, and with nothing before that"
+    )
+    raise ReplayError(
+        f"ADK went on without the results of {', '.join(map(repr, missing))}; nothing was "
+        f"lost, but the turn cannot go on{advice if own else ''}"
+    )
+
+
 def check_progress(attempt: Attempt, events: Sequence[Event], before: int) -> None:
     """A run that goes on has done something.
 
@@ -41,12 +76,12 @@ def check_progress(attempt: Attempt, events: Sequence[Event], before: int) -> No
         before: Number of events that the turn had before this attempt.
 
     Raises:
-        AgentTurnError: It has not.
+        ReplayError: It has not.
     """
     if attempt.model_calls or len(events) > before or attempt.paused_responses():
         return
     if not attempt.inputs:
-        raise AgentTurnError(
+        raise ReplayError(
             "ADK made no progress: it neither asked a model nor ran what the turn waits for"
         )
 
