@@ -9,7 +9,8 @@ import pytest
 from dex import Context, RPCInvokeOptions, RPCResult, rpc
 
 from core.conftest import TURN_S, Stage, Stages
-from core.scripted_runner import Answer, Call
+from core.open_flow import OpenFlow, stored
+from core.scripted_runner import Answer, Call, Tool
 from dex_agents import (
     AgentMessage,
     AgentSessionFlow,
@@ -140,6 +141,22 @@ async def test_each_open_call_is_told_to_the_next_model(stages: Stages) -> None:
         await stage.sessions.wait_for_turn("s", 2, timeout_s=TURN_S)
         assert stage.runner.requests[-1].history[-1].text.splitlines() == lines
         assert stage.runner.count("look") == 1
+
+
+async def test_messages_of_cancelled_calls_go_when_the_next_turn_opens(stages: Stages) -> None:
+    hold = Hold()
+    tools: dict[str, Tool] = {"look": look, "read": hold}
+    async with stages.play(
+        [[Call("look"), Call("read")], "done"], tools, flow_class=OpenFlow
+    ) as stage:
+        await stage.sessions.start_session("s", "hello")
+        await hold.reached()
+        await records_of(stage, 1)
+        assert await stage.sessions.cancel_turn("s")
+        assert (await stored(stage))["finished_calls"] == ["t1.1"]  # nobody waits for it any more
+        await stage.sessions.send_user_message("s", "more")
+        await stage.sessions.wait_for_turn("s", 2, timeout_s=TURN_S)
+        assert await stored(stage) == {"unapproved": [], "finished_calls": [], "answers": []}
 
 
 async def entered(stage: Stage, tool: str, count: int) -> None:

@@ -81,6 +81,21 @@ async def test_a_wait_ends_in_time_and_says_so(stages: Stages) -> None:
         await stage.sessions.wait_for_turn("s", 1, timeout_s=5)
 
 
+async def test_a_wait_for_people_outlives_a_restart_of_the_engine(stages: Stages) -> None:
+    async with stages.play([[Call("pay", approval=True)], "done"]) as stage:
+        await stage.sessions.start_session("s", "hi")
+        await stage.sessions.wait_until_settled("s", turns_done=1, timeout_s=TURN_S)
+        await stages.engine.kill()
+        waiting = asyncio.create_task(
+            stage.sessions.wait_until_settled("s", turns_done=1, timeout_s=TURN_S)
+        )
+        await stages.engine.restart()
+        assert len((await waiting).pending_interrupts) == 1
+        await stages.engine.kill()
+        with pytest.raises(SessionUnavailableError):
+            await stage.sessions.wait_until_settled("s", turns_done=1, timeout_s=0.5)
+
+
 async def test_an_accepted_message_never_looks_idle(stages: Stages) -> None:
     async with stages.play([str(number) for number in range(30)]) as stage:
         await stage.sessions.start_session("s", "hi")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
 from typing import Any
 
-from dex import Context, RPCResult, rpc
+import pytest
 
 from core.conftest import TURN_S, Stage, Stages
-from core.scripted_runner import Answer, Call, ScriptedRunner
+from core.open_flow import OpenFlow, stored
+from core.scripted_runner import Answer, Call, ScriptedRunner, Tool
 from dex_agents import (
-    AgentSessionFlow,
     DeferredToolExecution,
     InterruptKind,
     InterruptRequest,
@@ -23,8 +24,7 @@ from dex_agents import (
     ToolEffect,
     ToolExecutionResult,
 )
-from dex_agents._session import resources
-from dex_agents._session.encoding import decode, encode
+from dex_agents._session import steps_tools, waiting
 
 
 class WaitingRunner(ScriptedRunner):
@@ -44,14 +44,6 @@ class WaitingRunner(ScriptedRunner):
     async def execute_deferred_tool_call(self, call: DeferredToolExecution) -> ToolExecutionResult:
         given = (await super().execute_deferred_tool_call(call)).output
         return given if isinstance(given, ToolExecutionResult) else ToolExecutionResult(given)
-
-
-class OpenFlow(AgentSessionFlow):
-    """Tells which marks of calls that have not begun are stored."""
-
-    @rpc(name="unapproved", load_attribute_maps=(resources.unapproved,))
-    def unapproved_rpc(self, context: Context) -> RPCResult[bytes]:
-        return RPCResult(encode(sorted(resources.unapproved.get_all_instance_keys(context))))
 
 
 async def until_asked(stage: Stage, after: PendingInterrupt | None = None) -> PendingInterrupt:
@@ -123,14 +115,49 @@ async def test_an_answered_question_leaves_no_mark_of_a_call_that_has_not_begun(
     async with stages.play(
         script, {"read": read}, runner_class=WaitingRunner, flow_class=OpenFlow
     ) as stage:
-        flow = stage.flow
-        assert isinstance(flow, OpenFlow)
         pending = await until_asked(stage)
-        marks = decode(await stage.client.invoke_rpc(flow.unapproved_rpc, "s"))
-        assert marks == [pending.interrupt_id]
+        assert (await stored(stage))["unapproved"] == [pending.interrupt_id]
         await stage.sessions.answer_question("s", pending.interrupt_id, "this")
         await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
-        assert decode(await stage.client.invoke_rpc(flow.unapproved_rpc, "s")) == []
+        assert (await stored(stage))["unapproved"] == []
+
+
+async def test_a_worker_whose_clock_is_behind_hides_no_question(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The revision is from the clocks of Workers where calls side by side ask."""
+    real, ahead_ms = steps_tools.now_ms, [3_600_000]
+    monkeypatch.setattr(steps_tools, "now_ms", lambda: real() + ahead_ms[0])
+    waits, goes_on = asyncio.Event(), asyncio.Event()
+    wait = waiting._wait
+
+    async def seen(*given: Any) -> None:
+        waits.set()
+        await wait(*given)
+
+    async def first(call: DeferredToolExecution) -> Any:
+        if call.answer is None:
+            return ToolExecutionResult(interrupt=InterruptRequest(InterruptKind.APPROVAL))
+        return "done"
+
+    async def second(call: DeferredToolExecution) -> Any:
+        await goes_on.wait()
+        return ToolExecutionResult(interrupt=InterruptRequest(InterruptKind.LONG_RUNNING))
+
+    script: list[Answer] = [[Call("first"), Call("second")], "done"]
+    tools: dict[str, Tool] = {"first": first, "second": second}
+    async with stages.play(script, tools, runner_class=WaitingRunner) as stage:
+        pending = await until_asked(stage)
+        ahead_ms[0] = 0
+        await stage.sessions.resolve_interrupt("s", pending.interrupt_id, approved=True)
+        monkeypatch.setattr(waiting, "_wait", seen)
+        settled = asyncio.create_task(
+            stage.sessions.wait_until_settled("s", turns_done=1, timeout_s=TURN_S)
+        )
+        await waits.wait()
+        goes_on.set()
+        (asked,) = (await settled).pending_interrupts
+        assert asked.tool_name == "second"
 
 
 async def test_what_a_tool_leaves_to_be_shown_is_bounded(stages: Stages) -> None:

@@ -40,7 +40,7 @@ from dex_lite._meter import Meter
 from dex_lite._options import EngineOptions
 from dex_lite._records import AddFacts, DropSecrets, PutRun, PutSnapshot, RunRow, Write
 from dex_lite._retention import Retention
-from dex_lite._runs import Run, Waiter, read_state
+from dex_lite._runs import ClosedStates, Run, Waiter, read_state
 from dex_lite._secrets import put_back, secret_writes
 from dex_lite._stream_log import StreamLog
 from dex_lite._timers import Timers, now_ms
@@ -48,8 +48,6 @@ from dex_lite._wire.errors import ServiceError, flow_missing, long_poll_over, un
 from dex_lite._wire.results import ResultReader
 from dex_lite._wire.starts import worker_address
 from dex_lite._worker_slot import Task
-
-_CLOSED_RUNS_KEPT = 256
 
 
 class Engine:
@@ -74,13 +72,13 @@ class Engine:
         self.indexes = Indexes(journal, lambda: (run.state for run in self.runs.values()))
         floor_ms = int(options.heartbeat_floor_s * 1_000)
         self.reader = ResultReader(options.limits, floor_ms, self.indexes.types)
-        self._closed: dict[str, RunState] = {}  # recently read ones
+        self._closed = ClosedStates()
         self.attempts = Attempts(self)
         matcher.set_host(self.attempts)
         self.dialer = Dialer(options.limits.request)
         self.dialer.set_host(self.attempts)
         self._retention = Retention(self, options.retention_s)
-        self._timers = Timers(self._timer_due)
+        self._timers = Timers(self._timer_due, self._is_timer_wanted)
         self._is_stopping = False
         self._stopped: str | None = None
         self._pending: set[asyncio.Future[Any]] = set()  # calls that wait for a commit
@@ -243,7 +241,7 @@ class Engine:
             if before is not None and before.run_id != state.run_id:
                 # A Flow has its hard-delete Attributes once, in its newest run.
                 writes.append(DropSecrets(before.run_id))
-                self._closed.pop(before.run_id, None)
+                self._closed.drop(before.run_id)
             self.rows[state.flow_id] = row
         writes += secret_writes(state, turn.facts)
         writes += self.indexes.writes(state, turn.facts)
@@ -274,7 +272,7 @@ class Engine:
 
     def forget(self, row: RunRow) -> None:
         """A closed run is deleted."""
-        self._closed.pop(row.run_id, None)
+        self._closed.drop(row.run_id)
         newest = self.rows.get(row.flow_id)
         if newest is not None and newest.run_id == row.run_id:
             del self.rows[row.flow_id]
@@ -283,9 +281,7 @@ class Engine:
         newest = self.rows.get(state.flow_id)
         if state.secrets and (newest is None or newest.run_id != state.run_id):
             return  # the file has them no more
-        self._closed[state.run_id] = state
-        while len(self._closed) > _CLOSED_RUNS_KEPT:
-            del self._closed[next(iter(self._closed))]
+        self._closed.keep(state)
 
     def _timer_due(self, run_id: str, execution_id: str, index: int) -> None:
         run = self.runs.get(run_id)
@@ -298,6 +294,15 @@ class Engine:
         elif step is not None and step.retry_at_ms and step.retry_at_ms <= turn.now_ms:
             decide.retry_fell(turn, execution_id)
         self.store(run, turn)
+
+    def _is_timer_wanted(self, run_id: str, execution_id: str, index: int) -> bool:
+        run = self.runs.get(run_id)
+        step = None if run is None else run.state.steps.get(execution_id)
+        if step is None:
+            return False
+        if index < 0:
+            return bool(step.retry_at_ms)
+        return step.phase == "waiting" and not step.timers[index].is_fired
 
     # Looking and waiting
 

@@ -21,6 +21,8 @@ from dex_lite._wire.tasks import Snapshot
 from dex_lite._worker_slot import Task, TaskSlot
 
 _FACTS_A_READ = 2_000
+_CLOSED_RUNS_KEPT = 256
+_CLOSED_BYTES_KEPT = 64 << 20
 
 
 class StepTask(Task):
@@ -153,6 +155,35 @@ class Run:
         """Often enough that a start is quick, seldom enough that a long run does not rewrite itself."""
         count = self.state.fact_count
         return self.state.is_open and count - self.snapshot_at >= max(256, count // 8)
+
+
+class ClosedStates:
+    """States of closed runs that were needed last, up to a number of them and of bytes; one at least."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, tuple[RunState, int]] = {}
+        self._bytes = 0
+
+    def get(self, run_id: str) -> RunState | None:
+        """The state, if it is kept."""
+        kept = self._states.get(run_id)
+        return None if kept is None else kept[0]
+
+    def keep(self, state: RunState) -> None:
+        """Keep a state, and drop the oldest ones that there is no room for."""
+        self.drop(state.run_id)
+        size = sum(map(len, state.attributes.values())) + sum(len(o.value) for o in state.outputs)
+        self._states[state.run_id] = (state, size)
+        self._bytes += size
+        while len(self._states) > 1 and (
+            len(self._states) > _CLOSED_RUNS_KEPT or self._bytes > _CLOSED_BYTES_KEPT
+        ):
+            self.drop(next(iter(self._states)))
+
+    def drop(self, run_id: str) -> None:
+        """Forget a state; harmless if it is not kept."""
+        _, size = self._states.pop(run_id, (None, 0))
+        self._bytes -= size
 
 
 async def read_state(journal: Journal, run_id: str) -> RunState | None:

@@ -61,12 +61,17 @@ class Message(msgspec.Struct, frozen=True):
 class _Log:
     """The messages of one Flow id."""
 
-    __slots__ = ("entries", "head", "scope")
+    __slots__ = ("entries", "flow_id", "head", "scope")
 
     def __init__(self, key: StreamKey) -> None:
+        self.flow_id = key.flow_id
         self.scope = _scope(key)
         self.entries: list[_Entry] = []
         self.head = 0  # entries before it are trimmed
+
+    @property
+    def is_empty(self) -> bool:
+        return self.head == len(self.entries)
 
     def trim_first(self) -> None:
         self.head += 1
@@ -271,6 +276,8 @@ class StreamLog:
             entry = group.order.popleft()
             group.cost -= entry.cost
             entry.log.trim_first()
+            if entry.log.is_empty:
+                group.logs.pop(entry.log.flow_id, None)
             group.trimmed.append(entry.sequence)
             recent = self._recent.pop(entry.sequence, None)
             if recent is not None:

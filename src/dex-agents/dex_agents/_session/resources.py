@@ -6,6 +6,8 @@ with every task, so they stay tiny; everything else is in maps and loaded by nam
 
 from __future__ import annotations
 
+from typing import Any
+
 from dex import (
     Attribute,
     AttributeMap,
@@ -78,6 +80,8 @@ answers = ChannelMap("answers", bytes)
 """Wakes the Step that waits for an interrupt's answer; the answer itself is in the interrupt."""
 finished_calls = ChannelMap("finished_calls", int)
 """Indexes of the calls of a batch that have their record."""
+OF_A_TURN: tuple[ChannelMap[Any], ...] = (answers, finished_calls)
+"""What is in them when a turn opens is of Steps that were cancelled: nobody waits for it any more."""
 
 LAST_TURN_KEY = "newest"
 REMOVAL_NOTE_KEY = "newest"

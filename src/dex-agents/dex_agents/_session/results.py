@@ -28,7 +28,6 @@ _LOGGER = logging.getLogger("dex_agents")
 _PREVIEW_SHARE = 2  # the preview takes at most this fraction of the limit, escapes included
 ROUND_BYTES = 2 * 1024 * 1024
 """What all results of one response may take together: one ``RunModel`` task carries them all."""
-_LEAST_BYTES = 4 * 1024
 _HINT_BYTES = 16 * 1024
 SHOWN_BYTES = 16 * 1024
 """Characters of JSON that a live event shows of a result."""
@@ -36,7 +35,7 @@ SHOWN_BYTES = 16 * 1024
 
 def result_limit(max_result_bytes: int, calls: int) -> int:
     """Largest stored result of one call of a response with so many calls."""
-    return min(max_result_bytes, max(_LEAST_BYTES, ROUND_BYTES // max(calls, 1)))
+    return min(max_result_bytes, ROUND_BYTES // max(calls, 1))
 
 
 def _images(tool_name: str, given: object) -> tuple[ImageReference, ...]:

@@ -51,6 +51,7 @@ def wait_for_message() -> StepOptions:
         pure_step(),
         execute_lock_attributes=(resources.header.lock(),),
         execute_load_attribute_maps=(resources.steering, resources.asked),
+        execute_load_channel_maps=resources.OF_A_TURN,
     )
 
 

@@ -5,12 +5,14 @@ The SDK takes async handlers; its type hints know only the others, hence ``type:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from dex import (
     AsyncContext,
+    ChannelMessagesNotLoadedError,
     Step,
     StepDecision,
     StepMovement,
@@ -133,6 +135,7 @@ class AwaitUserMessage(Step[bytes]):
             store_state(context, self._flow, header, given["state"])
         header.turns_started += 1
         interrupts.forget_before(context, header.turns_started)
+        _forget_messages(context)
         header.turn_id = f"t{header.turns_started}"
         images = references_from_json(message.get("images"))
         built = build_user_message(self._flow, message["text"], images)
@@ -146,6 +149,16 @@ class AwaitUserMessage(Step[bytes]):
         if needs_compaction(self._flow, header):
             return go_to_many(step_options.compact_history(self._flow, begin))
         return go_to_many(step_options.run_model(self._flow.options, begin))
+
+
+def _forget_messages(context: AsyncContext) -> None:
+    """Drop the messages of Steps that were cancelled: every task of a session counts its Channels."""
+    # A Step of an earlier release comes without them; the next one has them.
+    with contextlib.suppress(ChannelMessagesNotLoadedError):
+        for channels in resources.OF_A_TURN:
+            for name in channels.get_all_instance_keys(context):
+                for message in channels.pending_messages(context, name):
+                    channels.delete(context, name, message.message_id)
 
 
 class RunModel(Step[bytes]):

@@ -31,7 +31,8 @@ async def wait_for_turns(
     """Wait until so many turns have ended."""
     deadline = time.monotonic() + timeout_s
     what = f"did not end turn {turns_done}"
-    await _wait(connection, session_id, resources.turns_done, turns_done, deadline, what)
+    done = AttributeMatch.greater_than_or_equal(turns_done)
+    await _wait(connection, session_id, resources.turns_done, done, deadline, what)
 
 
 async def wait_until_settled(
@@ -41,22 +42,26 @@ async def wait_until_settled(
     deadline = time.monotonic() + timeout_s
     what = f"neither ended turn {turns_done} nor asked a person"
     while True:
-        snapshot = await stored_snapshot(connection, session_id)
+        snapshot = await _snapshot(connection, session_id, deadline)
         if snapshot.turns_done >= turns_done or snapshot.pending_interrupts:
             return snapshot
-        later = snapshot.revision + 1
-        await _wait(connection, session_id, resources.revision, later, deadline, what)
+        # Not "greater": Steps side by side take it from clocks of their own.
+        other = (
+            AttributeMatch.not_equal_to(snapshot.revision)
+            if snapshot.revision
+            else AttributeMatch.greater_than(0)
+        )
+        await _wait(connection, session_id, resources.revision, other, deadline, what)
 
 
 async def _wait(
     connection: SessionConnection,
     session_id: str,
     attribute: Any,
-    at_least: int,
+    match: AttributeMatch[int],
     deadline: float,
     what: str,
 ) -> None:
-    match = AttributeMatch.greater_than_or_equal(at_least)
     while True:
         # The SDK takes whole seconds; the rest of the last one is cut off here.
         left = max(deadline - time.monotonic(), 0.001)
@@ -70,16 +75,30 @@ async def _wait(
             return
         except LongPollTimeoutError:
             continue
-        except SessionUnavailableError:
-            # An engine that restarts is back within the time given, or it is not.
-            if time.monotonic() + _RECONNECT_S > deadline:
-                raise
-            await asyncio.sleep(_RECONNECT_S)
+        except SessionUnavailableError as error:
+            await _bear(error, deadline)
         except (RequestTimeoutError, TimeoutError):
             raise TurnWaitTimeoutError(
                 f"session {session_id!r} {what} in time: "
                 f"{await _why_not(connection, session_id)}; it goes on, wait again"
             ) from None
+
+
+async def _snapshot(
+    connection: SessionConnection, session_id: str, deadline: float
+) -> AgentSnapshot:
+    while True:
+        try:
+            return await stored_snapshot(connection, session_id)
+        except SessionUnavailableError as error:
+            await _bear(error, deadline)
+
+
+async def _bear(error: SessionUnavailableError, deadline: float) -> None:
+    """An engine or Worker that restarts is back within the time given, or it is not."""
+    if time.monotonic() + _RECONNECT_S > deadline:
+        raise error
+    await asyncio.sleep(_RECONNECT_S)
 
 
 async def _why_not(connection: SessionConnection, session_id: str) -> str:
