@@ -367,6 +367,28 @@ async def test_a_wait_for_a_step(tmp_path: Path) -> None:
         assert (await refusal(_third(engine))).what == MISSING
 
 
+async def test_a_wait_that_comes_while_a_closed_run_is_still_in_memory(tmp_path: Path) -> None:
+    """An RPC in flight keeps it there; else it is so until the end of the run is on disk."""
+    async with frames(tmp_path) as engine:
+        worker = await engine.worker(streams=2)
+        await engine.start()
+        begun = await worker.task()
+        call_in_flight = engine.invoke(request_id="q", is_transactional=True)
+        asked = await worker.task()
+        await begun.execute(close("force"))
+        await engine.result()
+        assert (await refusal(_third(engine))).what == MISSING
+        match = pb.AttributeMatch(
+            key="a", operator="ATTRIBUTE_MATCH_OPERATOR_EQUAL", operand=text("never")
+        )
+        call = engine.stub.WaitForAttribute(
+            pb.WaitForAttributeRequest(flow_id="f", match=match, request_timeout_seconds=30)
+        )
+        assert (await refusal(call)).what == MISSING
+        await asked.rpc(NULL)
+        assert (await refusal(call_in_flight)).what == MISSING
+
+
 async def _third(engine: Frames) -> None:
     await engine.step_ended("S", 3)
 

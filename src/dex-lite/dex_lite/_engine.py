@@ -389,12 +389,12 @@ class Engine:
         is not asked how it ended.
 
         Raises:
-            ServiceError: The time is over.
+            ServiceError: The time is over, or ``check`` gave it.
         """
         found = check(run.state)
         if found is not None:
             await self.settled(run)
-            return found
+            return _raised(found)
         self.check_running()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         waiter = Waiter(check, future, follows=follows)
@@ -407,9 +407,7 @@ class Engine:
         finally:
             if waiter in waiter.among:
                 waiter.among.remove(waiter)
-        if isinstance(found, ServiceError):
-            raise found
-        return found
+        return _raised(found)
 
     def _tell_waiters(self, run: Run) -> None:
         if not run.waiters:
@@ -457,6 +455,12 @@ def _note_run(state: RunState) -> None:
         flow_type=state.flow_type,
         status=state.status,
     )
+
+
+def _raised(found: Any) -> Any:
+    if isinstance(found, ServiceError):
+        raise found
+    return found
 
 
 def _resolve(future: asyncio.Future[Any], value: Any) -> None:
