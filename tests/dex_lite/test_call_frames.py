@@ -599,6 +599,19 @@ async def test_every_kind_of_event(tmp_path: Path) -> None:
         assert broken.output.failure.details.original_worker_error_detail == "broken 1"
         assert broken.output.failure.details.original_worker_error_stack_trace == "s"
         assert broken.input.step_input == text("in")
+        assert broken.input.condition_results.wait_for_failed
+        assert broken.context.method_options == pb.StepMethodOptions(
+            timeout_seconds=7_200,
+            heartbeat_timeout_seconds=60,
+            retry_policy=pb.RetryPolicy(
+                initial_interval_seconds=1,
+                backoff_coefficient=2,
+                maximum_interval_seconds=100,
+                maximum_attempts=2,
+                total_duration_seconds=14_400,
+            ),
+        )
+        assert broken.context.durability == pb.STEP_DURABILITY_SYNC
         waited = events[3].step_wait_for_completed
         assert waited.context.step_execution_id == "Next-1"
         assert waited.context.from_step_execution_id == "Bad-1"
@@ -627,11 +640,72 @@ async def test_every_kind_of_event(tmp_path: Path) -> None:
         assert [m.channel_name for m in done.output.publish_to_channel] == ["y"]
         assert [kv.value for kv in done.output.record_events] == [text("late")]
         assert [m.step_type for m in done.output.step_decision.next_steps] == ["Last"]
+        assert [(kv.key, kv.value) for kv in done.input.step_execution_locals] == [
+            ("local", text("kept"))
+        ]
+        (taken,) = done.input.condition_results.channel_results
+        assert (taken.channel_name, list(taken.values)) == ("c", [text("taken")])
+        assert not done.context.HasField("last_failure_info")
         ended = events[11].step_execute_completed.output.step_decision.close_decision
         assert ended.close_input == text("out")
         closed = events[12].flow_closed
         assert closed.flow_status == pb.FLOW_STATUS_COMPLETED
         assert [o.completed_step_output for o in closed.results] == [text("out")]
+
+
+async def test_what_was_at_work_when_the_flow_closed(tmp_path: Path) -> None:
+    """A method that ran after a failure, one that waits for its lock, and none of a Step that waits."""
+    async with frames(tmp_path) as engine:
+        worker = await engine.worker(streams=2)
+        run_id = await engine.start()
+        again = pb.StepOptions(
+            skip_wait_for=True,
+            execute_durability_override=pb.STEP_DURABILITY_ASYNC,
+            execute_retry_policy=pb.RetryPolicy(initial_interval_seconds=1),
+            execute_lock_attribute_keys=["k"],
+        )
+        await (await worker.task()).execute(
+            go(
+                step("Runs", again, step_input=text("in")),
+                step("Waits", pb.StepOptions()),
+            )
+        )
+        tasks = await worker.tasks(2)
+        await tasks["Waits-1"].wait_for(on_channels("c"))
+        await tasks["Runs-1"].error("once", error_type="E")
+        runs = await worker.task()
+        parked = step("Parked", pb.StepOptions(wait_for_lock_attribute_keys=["k"]))
+        rpc = engine.invoke()
+        await (await worker.task()).rpc(NULL, step_decision=go(parked))
+        await rpc
+        await engine.stub.StopFlow(pb.StopFlowRequest(flow_id="f", stop_type="STOP_TYPE_TERMINATE"))
+        assert await worker.canceled() == runs.id
+        events = await engine.events(run_id)
+        assert _kinds(events)[-3:] == [
+            "step_execute_pending",
+            "step_wait_for_pending",
+            "flow_closed",
+        ]
+        ids = [event.event_id for event in events]
+        assert ids == sorted(set(ids))
+        started, scheduled = events[-3].step_execute_pending, events[-2].step_wait_for_pending
+        assert (started.phase, scheduled.phase) == (
+            pb.PENDING_STEP_METHOD_PHASE_STARTED,
+            pb.PENDING_STEP_METHOD_PHASE_SCHEDULED,
+        )
+        assert started.input.step_input == text("in")
+        assert (started.context.step_execution_id, started.context.final_attempt) == ("Runs-1", 2)
+        assert started.context.durability == pb.STEP_DURABILITY_ASYNC
+        failure = started.context.last_failure_info
+        assert (failure.attempt, failure.details.original_worker_error_detail) == (1, "once")
+        assert scheduled.context.step_execution_id == "Parked-1"
+        assert not scheduled.context.HasField("last_failure_info")
+        response = await engine.stub.WaitForHistoryEvent(
+            pb.WaitForHistoryEventRequest(
+                flow_id="f", run_id=run_id, next_internal_event_id=ids[-1]
+            )
+        )
+        assert response.available_internal_event_id == ids[-1]
 
 
 async def test_pages_of_a_history(tmp_path: Path) -> None:

@@ -226,13 +226,13 @@ class _Folding:
 
     def _fold(self, number: int, fact: AnyFact) -> None:
         try:
-            # The history, too: it decodes the values that folding only moves.
-            for _ in self._reader.read([(number, fact)]):
-                pass
             for fault in self._ledger.follow(self._state, fact):
                 self._fault(f"fact {number} of {self._run()}: {fault}")
                 return
             self._state = fold(self._state, fact)
+            # The history, too: it decodes the values that folding only moves.
+            for _ in self._reader.read([(number, fact)]):
+                pass
         except Exception as error:
             # Whatever a fact that does not fit makes the fold do.
             self._fault(

@@ -255,6 +255,13 @@ class ServedBy(Fact, frozen=True, tag="by"):
     worker_id: str
 
 
+class StepLeft(Fact, frozen=True, tag="left"):
+    """History of a method that had not ended when the run closed, in the same commit behind it."""
+
+    execution_id: str
+    at: int
+
+
 class RunClosed(Fact, frozen=True, tag="close"):
     status: int
     at: int
@@ -296,6 +303,7 @@ AnyFact = (
     | ExternallyPublished
     | ExternallyDeleted
     | ServedBy
+    | StepLeft
     | RunClosed
 )
 

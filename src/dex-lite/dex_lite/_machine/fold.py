@@ -36,6 +36,7 @@ from dex_lite._machine.facts import (
     ServedBy,
     SkipKept,
     StepEnded,
+    StepLeft,
     StepScheduled,
     SubFlowEnded,
     TimerFired,
@@ -61,6 +62,7 @@ _EVENTS = frozenset(
         ExternallyPublished,
         ExternallyDeleted,
         RunForked,
+        StepLeft,
         RunClosed,
     )
 )
@@ -378,6 +380,7 @@ def _register() -> None:
         (RunForked, _forked),
         (MethodCompleted, _history_only),
         (MethodFailed, _history_only),
+        (StepLeft, _history_only),
         (RpcApplied, _history_only),
         (ExternallyPublished, _history_only),
     ):

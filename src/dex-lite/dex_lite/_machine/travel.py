@@ -35,6 +35,7 @@ from dex_lite._machine.facts import (
     SecretsWritten,
     ServedBy,
     StepEnded,
+    StepLeft,
     StepScheduled,
     TimerFired,
     WaitWon,
@@ -130,9 +131,9 @@ def _comes_with(before: AnyFact, fact: AnyFact) -> bool:
         return isinstance(before, AttemptFailed)
     if isinstance(fact, AttemptFailed):
         return isinstance(before, HeartbeatKept)
-    if isinstance(fact, RunClosed | WaitWon | TimerFired):
+    if isinstance(fact, RunClosed | StepLeft | WaitWon | TimerFired):
         # A timeout. What another command before it let a wait win, the new run lets it win again.
-        return isinstance(before, WaitWon | TimerFired)
+        return isinstance(before, StepLeft | WaitWon | TimerFired)
     return _is_before_event(before)
 
 

@@ -20,6 +20,7 @@ from dex_lite._machine.facts import (
     RunStarted,
     SecretsWritten,
     StepEnded,
+    StepLeft,
     StepScheduled,
     WaitWon,
 )
@@ -249,6 +250,9 @@ class Turn:
             if step.attempt is not None:
                 self.effects.append(CancelTask(step.execution_id, step.attempt.token))
         self.effects = [e for e in self.effects if not isinstance(e, Ready | SetTimer)]
+        for step in self.state.steps.values():
+            if step.phase != "waiting":
+                self.emit(StepLeft(step.execution_id, self.now_ms))
         next_run_id = ""
         if again is not None:
             self.calls.append(again)

@@ -1,4 +1,8 @@
-"""A run's history, read from its facts. An event's id is the number of its fact."""
+"""A run's history, read from its facts. An event's id is the number of its fact.
+
+What a fact does not say of its Step is read from the state before it. The Attributes that a method saw are left out:
+every event would hold all of them, and what wrote them is in the events before.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +25,36 @@ from dex_lite._machine.facts import (
     RunClosed,
     RunForked,
     RunStarted,
+    StepLeft,
     StepScheduled,
     WaitBegun,
 )
-from dex_lite._machine.model import Movement, Output, Value
+from dex_lite._machine.fold import fold
+from dex_lite._machine.model import (
+    Failure,
+    Method,
+    Movement,
+    Output,
+    RunState,
+    StepExecution,
+    Value,
+)
 from dex_lite._wire.options import NULL
+from dex_lite._wire.tasks import add_kvs, fill_condition_results
 
 _TIMEOUT_POLICIES: dict[str, pb.FlowTimeoutPolicy] = {
     "fail": pb.FLOW_TIMEOUT_POLICY_FAIL,
     "cancel": pb.FLOW_TIMEOUT_POLICY_CANCEL,
     "handler": pb.FLOW_TIMEOUT_POLICY_HANDLER,
 }
-_INPUT_UNAVAILABLE = pb.StepMethodEventInput(unavailable=True)
 
 
 class HistoryReader:
     """Turns facts into events; facts must come from the first one on, in order."""
 
     def __init__(self) -> None:
-        self._inputs: dict[str, Value] = {}
+        self._state: RunState | None = None
+        self._seen_locals: dict[str, Value] | None = None  # before those that the method kept
         self._attributes: list[pb.AttributeWrite] = []
         self._published: list[pb.ChannelMessage] = []
         self._deleted: list[pb.ChannelMessageDeletion] = []
@@ -52,6 +67,7 @@ class HistoryReader:
         """Events in order. The last one may still be waiting for facts that follow; see :meth:`rest`."""
         for number, fact in facts:
             yield from self._one(number, fact)
+            self._state = fold(self._state, fact)
 
     def rest(self) -> Iterator[pb.FlowHistoryEvent]:
         """The event that was held back for facts behind it."""
@@ -78,11 +94,11 @@ class HistoryReader:
                 for channel, message_id in fact.messages
             ]
         elif isinstance(fact, LocalsKept):
+            self._seen_locals = dict(self._step(fact.execution_id).step_locals)
             self._locals = [
                 pb.KV(key=key, value=pb.Value.FromString(value)) for key, value in fact.values
             ]
         elif isinstance(fact, StepScheduled):
-            self._inputs[fact.execution_id] = fact.movement.step_input
             self._add_next_step(fact)
         elif isinstance(fact, WaitBegun):
             if self._open is not None:
@@ -110,7 +126,9 @@ class HistoryReader:
         elif isinstance(fact, MethodCompleted):
             self._fill_completed(event, fact)
         elif isinstance(fact, MethodFailed):
-            _fill_failed(event, fact)
+            self._fill_failed(event, fact)
+        elif isinstance(fact, StepLeft):
+            self._fill_left(event, fact)
         elif isinstance(fact, RpcApplied):
             self._fill_rpc(event.rpc_execution_completed, fact)
             event.event_time.FromMilliseconds(fact.at)
@@ -153,12 +171,56 @@ class HistoryReader:
         completed.output.delete_from_channel.extend(self._deleted)
         completed.output.upsert_step_execution_locals.extend(self._locals)
         self._attributes, self._published, self._deleted, self._locals = [], [], [], []
-        step_input = self._inputs.get(fact.execution_id)
-        if step_input is None:
-            completed.input.CopyFrom(_INPUT_UNAVAILABLE)
-        elif step_input:  # the handler of a timeout has none
-            completed.input.step_input.ParseFromString(step_input)
-        _fill_context(completed.context, fact)
+        step = self._step(fact.execution_id)
+        self._fill_input(completed.input, step, fact.method)
+        _fill_context(completed.context, fact, step)
+        completed.context.pull_routing.served_by_app_worker_id = fact.worker_id
+        if step.failure is not None:
+            _fill_failure(completed.context.last_failure_info, step.failure)
+
+    def _fill_failed(self, event: pb.FlowHistoryEvent, fact: MethodFailed) -> None:
+        event.event_time.FromMilliseconds(fact.at)
+        failed: pb.StepWaitForFailedEvent | pb.StepExecuteFailedEvent
+        if fact.method == "wait_for":
+            failed = event.step_wait_for_failed
+        else:
+            failed = event.step_execute_failed
+        step = self._step(fact.execution_id)
+        self._fill_input(failed.input, step, fact.method)
+        _fill_context(failed.context, fact, step)
+        _fill_failure(failed.output.failure, fact.failure)
+        failed.context.last_failure_info.CopyFrom(failed.output.failure)
+
+    def _fill_left(self, event: pb.FlowHistoryEvent, fact: StepLeft) -> None:
+        step = self._step(fact.execution_id)
+        is_wait_for = step.method == "wait_for"
+        left = event.step_wait_for_pending if is_wait_for else event.step_execute_pending
+        started = step.first_attempt_ms or step.scheduled_ms
+        event.event_time.FromMilliseconds(fact.at)
+        left.phase = (
+            pb.PENDING_STEP_METHOD_PHASE_STARTED
+            if step.first_attempt_ms
+            else pb.PENDING_STEP_METHOD_PHASE_SCHEDULED
+        )
+        self._fill_input(left.input, step, step.method)
+        _fill_times(left.context, step, step.method, max(1, step.attempts_used), started, fact.at)
+        if step.failure is not None:
+            _fill_failure(left.context.last_failure_info, step.failure)
+
+    def _step(self, execution_id: str) -> StepExecution:
+        assert self._state is not None
+        return self._state.steps[execution_id]
+
+    def _fill_input(
+        self, target: pb.StepMethodEventInput, step: StepExecution, method: Method
+    ) -> None:
+        if step.movement.step_input:  # the handler of a timeout has none
+            target.step_input.ParseFromString(step.movement.step_input)
+        if method == "execute":
+            seen = step.step_locals if self._seen_locals is None else self._seen_locals
+            add_kvs(target.step_execution_locals, seen)
+            fill_condition_results(target, step)
+        self._seen_locals = None
 
     def _fill_rpc(self, event: pb.RpcExecutionCompletedEvent, fact: RpcApplied) -> None:
         event.MergeFromString(fact.output)
@@ -231,32 +293,45 @@ def _fill_start(event: pb.FlowStartedOrContinuedHistoryEvent, fact: RunStarted) 
         event.initial_start.initial_attributes.add(key=key).value.ParseFromString(value)
 
 
-def _fill_context(context: pb.StepMethodEventContext, fact: MethodCompleted | MethodFailed) -> None:
-    context.step_execution_id = fact.execution_id
-    context.from_step_execution_id = fact.source_id
-    context.step_type = fact.step_type
-    context.durability = pb.STEP_DURABILITY_SYNC
-    context.final_attempt = fact.attempt
-    context.started_time.FromMilliseconds(fact.started)
-    context.duration.FromMilliseconds(max(0, fact.at - fact.started))
-    if isinstance(fact, MethodCompleted):
-        context.pull_routing.served_by_app_worker_id = fact.worker_id
+def _fill_context(
+    context: pb.StepMethodEventContext, fact: MethodCompleted | MethodFailed, step: StepExecution
+) -> None:
+    _fill_times(context, step, fact.method, fact.attempt, fact.started, fact.at)
 
 
-def _fill_failed(event: pb.FlowHistoryEvent, fact: MethodFailed) -> None:
-    event.event_time.FromMilliseconds(fact.at)
-    failed: pb.StepWaitForFailedEvent | pb.StepExecuteFailedEvent
-    if fact.method == "wait_for":
-        failed = event.step_wait_for_failed
-    else:
-        failed = event.step_execute_failed
-    if fact.step_input:
-        failed.input.step_input.ParseFromString(fact.step_input)
-    _fill_context(failed.context, fact)
-    failure = failed.output.failure
-    failure.attempt = fact.failure.attempt
-    failure.backend_error = fact.failure.error_type
-    failure.details.original_worker_error_detail = fact.failure.detail
-    failure.details.original_worker_error_type = fact.failure.error_type
-    failure.details.original_worker_error_stack_trace = fact.failure.stack
-    failed.context.last_failure_info.CopyFrom(failure)
+def _fill_times(
+    context: pb.StepMethodEventContext,
+    step: StepExecution,
+    method: Method,
+    attempt: int,
+    started: int,
+    ended: int,
+) -> None:
+    context.step_execution_id = step.execution_id
+    context.from_step_execution_id = step.source_id
+    context.step_type = step.step_type
+    context.final_attempt = attempt
+    context.started_time.FromMilliseconds(started)
+    context.duration.FromMilliseconds(max(0, ended - started))
+    given = step.movement.options.of(method)
+    context.durability = pb.STEP_DURABILITY_ASYNC if given.is_async else pb.STEP_DURABILITY_SYNC
+    options = context.method_options
+    options.timeout_seconds = _seconds(given.timeout_ms)
+    options.heartbeat_timeout_seconds = _seconds(step.movement.options.heartbeat_ms)
+    options.retry_policy.initial_interval_seconds = _seconds(given.retry.initial_ms)
+    options.retry_policy.backoff_coefficient = given.retry.coefficient
+    options.retry_policy.maximum_interval_seconds = _seconds(given.retry.maximum_ms)
+    options.retry_policy.maximum_attempts = given.retry.maximum_attempts
+    options.retry_policy.total_duration_seconds = _seconds(given.retry.total_ms)
+
+
+def _seconds(milliseconds: int) -> int:
+    return -(-milliseconds // 1_000)
+
+
+def _fill_failure(target: pb.StepMethodFailure, failure: Failure) -> None:
+    target.attempt = failure.attempt
+    target.backend_error = failure.error_type
+    target.details.original_worker_error_detail = failure.detail
+    target.details.original_worker_error_type = failure.error_type
+    target.details.original_worker_error_stack_trace = failure.stack

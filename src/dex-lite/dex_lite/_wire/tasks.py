@@ -90,11 +90,8 @@ def step_task(
     if not step.is_timeout:  # a handler of a timeout has no input, and the SDK insists on it
         execute.step_input.ParseFromString(step.movement.step_input or NULL)
     _fill_step(execute, state, step, snapshot)
-    _add_kvs(execute.step_exe_locals, step.step_locals)
-    if step.condition is not None and not step.is_timeout:
-        _fill_condition_results(execute.condition_results, step.condition, step)
-    if step.wait_for_failed:
-        execute.condition_results.wait_for_failed = True
+    add_kvs(execute.step_exe_locals, step.step_locals)
+    fill_condition_results(execute, step)
     return task
 
 
@@ -152,7 +149,7 @@ def _fill_snapshot(
     | pb.InvokeWorkerRPCRequest,
     snapshot: Snapshot,
 ) -> None:
-    _add_kvs(request.attributes, snapshot.attributes)
+    add_kvs(request.attributes, snapshot.attributes)
     for name, size in snapshot.sizes.items():
         request.channel_infos[name].size = size
     for name, messages in snapshot.loaded.items():
@@ -165,12 +162,23 @@ def _fill_snapshot(
     request.loaded_channel_map_instances.extend(snapshot.channel_map_selectors)
 
 
-def _add_kvs(target: object, values: Mapping[str, Value]) -> None:
+def add_kvs(target: object, values: Mapping[str, Value]) -> None:
+    """Add keys with their values to a repeated field."""
     for key, value in values.items():
         target.add(key=key).value.ParseFromString(value)  # type: ignore[attr-defined]
 
 
-def _fill_condition_results(
+def fill_condition_results(
+    target: pb.InvokeExecuteMethodRequest | pb.StepMethodEventInput, step: StepExecution
+) -> None:
+    """What the step's wait gave; nothing if there was none."""
+    if step.wait_for_failed:
+        target.condition_results.wait_for_failed = True
+    if step.condition is not None and not step.is_timeout:
+        _fill_conditions(target.condition_results, step.condition, step)
+
+
+def _fill_conditions(
     results: pb.ConditionResults, condition: Condition, step: StepExecution
 ) -> None:
     for timer, timer_state in zip(condition.timers, step.timers, strict=True):
