@@ -13,10 +13,10 @@ import pytest
 
 from dex_agents._effects import ToolEffect
 from support.adk_oracle import run_plain
+from support.random_nodes import random_chat_nodes, random_composite_nodes
 from support.random_trees import (
     Plan,
     leaks_branch,
-    random_chat_workflow,
     random_delegations,
     random_tree,
     random_workflow,
@@ -72,9 +72,14 @@ async def test_random_workflow(seed: int) -> None:
     await _check(seed, random_workflow, "go", "again", repeats=1 + seed % 2)
 
 
-@pytest.mark.parametrize("seed", _seeds(0, 8))
-async def test_random_chat_node(seed: int) -> None:
-    await _check(seed, random_chat_workflow, "go", "again", "more", repeats=1 + seed % 2)
+@pytest.mark.parametrize("seed", _seeds(0, 24))
+async def test_random_chat_nodes(seed: int) -> None:
+    await _check(seed, random_chat_nodes, "go", "again", repeats=1 + seed % 2)
+
+
+@pytest.mark.parametrize("seed", _seeds(0, 10))
+async def test_random_composite_nodes(seed: int) -> None:
+    await _check(seed, random_composite_nodes, "go", "again", repeats=1 + seed % 2)
 
 
 @pytest.mark.parametrize("seed", _seeds(0, 20))
@@ -91,7 +96,13 @@ async def test_many_random_delegations(seed: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", _seeds(10_000, 300))
 async def test_many_random_chat_nodes(seed: int) -> None:
-    await _check(seed, random_chat_workflow, "go", "again", "more", repeats=1)
+    await _check(seed, random_chat_nodes, "go", "again", "more", repeats=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", _seeds(10_000, 300))
+async def test_many_random_composite_nodes(seed: int) -> None:
+    await _check(seed, random_composite_nodes, "go", "again", "more", repeats=1)
 
 
 @pytest.mark.long

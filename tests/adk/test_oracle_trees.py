@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from support.graph_cases import GRAPHS
 from support.tree_cases import CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -18,9 +19,9 @@ SIDE_BY_SIDE = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *GRAPHS])
 async def test_tree_equals_plain_adk(name: str) -> None:
-    case = CASES[name]
+    case = (CASES | GRAPHS)[name]
     driver = await case.compare()
     # Each execution had a Step of its own; nothing else had one, as control tools and sub-agents.
     steps = Counter(item.tool_name for item in driver.requested)

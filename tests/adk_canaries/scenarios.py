@@ -23,6 +23,7 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.mcp_tool.mcp_session_manager import StdioConnectionParams
 from google.adk.tools.mcp_tool.mcp_toolset import McpToolset
+from google.adk.workflow import Workflow
 from google.adk.workflow.utils import _rehydration_utils
 from google.adk.workflow.utils._workflow_graph_utils import build_node
 from mcp import StdioServerParameters
@@ -39,6 +40,8 @@ from dex_agents_google_adk import AdkAgentRunner
 from dex_agents_google_adk._adk_workarounds import call_ids_of_session
 from support.adk_oracle import Driver, LiveEvents, ScriptedLlm, World, call, stored, text
 from support.checkpoint import Checkpoint
+from support.tree_cases import llm
+from support.tree_oracle import TreeWorld
 
 MCP_SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
 A2A_AGENT = "google.adk.agents.remote_a2a_agent"
@@ -240,3 +243,30 @@ async def an_error_that_a_future_cannot_carry(_: Path) -> None:
         for task in (turn, waiting):
             task.cancel()
     assert responses(world) == [{"error": "The tool call failed: StopIteration: end"}]
+
+
+async def an_agent_behind_branches_has_none(_: Path) -> None:
+    """What comes behind a ParallelAgent in a Workflow is in none of its branches."""
+
+    def build(world: TreeWorld) -> Workflow:
+        branches = [llm(world, "one"), llm(world, "two")]
+        side_by_side = ParallelAgent(name="par", sub_agents=list(branches))
+        edges: list[Any] = [("START", side_by_side, between, llm(world, "after", "t"))]
+        return Workflow(name="w", edges=edges)
+
+    def between(node_input: Any) -> str:
+        return "between"
+
+    scripts: dict[str, Any] = {
+        "one": [text("one done")],
+        "two": [text("two done")],
+        "after": [[call("t", x="1")], text("after done")],
+    }
+    world = TreeWorld(scripts)
+    driver = Driver(AdkAgentRunner(build(world), **READ), world)
+    driver.calls_per_step = 2
+    await driver.turn("go")
+    items = [message.framework_item for message in driver.history]
+    for item in items:
+        if item["author"] == "after" and (branch := item.get("branch")):
+            raise AssertionError(f"an agent behind a ParallelAgent begins in {branch!r}")

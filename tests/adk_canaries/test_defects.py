@@ -22,7 +22,6 @@ from dex_agents_google_adk import (
     _adk_workarounds,
     _session,
     _tool_step,
-    _turn,
 )
 from dex_agents_google_adk._adk_workarounds import (
     active_agent,
@@ -34,13 +33,17 @@ from dex_agents_google_adk._adk_workarounds import (
     contents_on_replay,
     deferred_questions,
     entry_agent_replay,
+    finished_chat_nodes,
+    leaked_branches,
     mcp_errors,
     model_lookup,
+    nested_node_paths,
     nested_pauses,
     replayed_calls,
     task_delegations,
     unheard_telemetry,
 )
+from support.graph_cases import GRAPHS
 from support.tree_cases import CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -81,7 +84,7 @@ def replaced(owner: Any, name: str, by: Callable[..., Any] = lambda *_: None) ->
 
 
 def tree(name: str) -> Scenario:
-    return lambda _: CASES[name].compare()
+    return lambda _: (CASES | GRAPHS)[name].compare()
 
 
 def _restarting(session: Any, root: Any, invocation_id: str, pick: Any) -> Any:
@@ -130,6 +133,14 @@ DEFECTS = {
         tree("a branch ends the loop while another waits"),
         "model call 1 of p1 is not scripted",
     ),
+    "finished_chat_nodes": Defect(
+        unguarded(finished_chat_nodes),
+        tree("a chat node that has had its say beside one that waits"),
+        "model call 1 of router is not scripted",
+    ),
+    "leaked_branches": Defect(
+        unguarded(leaked_branches), scenarios.an_agent_behind_branches_has_none, "begins in"
+    ),
     "mcp_errors": Defect(
         replaced(mcp_errors, "run_of", lambda tool: tool.run_async),
         scenarios.a_server_that_dies_in_a_write,
@@ -141,7 +152,7 @@ DEFECTS = {
         "asked again",
     ),
     "nested_node_paths": Defect(
-        replaced(_turn, "forget_misleading_path"),
+        unguarded(nested_node_paths),
         tree("transfer to a sequence"),
         "requests of s1 differ",
     ),

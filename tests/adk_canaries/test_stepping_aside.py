@@ -21,7 +21,8 @@ from google.adk.utils import _sync_runner
 from google.adk.workflow import _llm_agent_wrapper
 from google.adk.workflow._dynamic_node_scheduler import DynamicNodeScheduler
 from google.adk.workflow._node_runner import NodeRunner
-from google.adk.workflow.utils import _rehydration_utils
+from google.adk.workflow.utils import _rehydration_utils, _replay_interceptor
+from google.adk.workflow.utils._replay_manager import ReplayManager
 from google.genai import types
 
 from dex_agents_google_adk._adk_workarounds import (
@@ -32,15 +33,17 @@ from dex_agents_google_adk._adk_workarounds import (
     contents_on_replay,
     deferred_questions,
     entry_agent_replay,
+    finished_chat_nodes,
+    leaked_branches,
     mcp_errors,
     model_lookup,
+    nested_node_paths,
     nested_pauses,
     replayed_calls,
     task_delegations,
     tool_threads,
     unheard_telemetry,
 )
-from dex_agents_google_adk._adk_workarounds.nested_node_paths import forget_misleading_path
 from dex_agents_google_adk._adk_workarounds.workflow_markers import is_workflow_marker
 
 PATCHED: list[tuple[Any, Any, str, str]] = [
@@ -58,6 +61,10 @@ PATCHED: list[tuple[Any, Any, str, str]] = [
     (replayed_calls, BaseLlmFlow, "_replay_function_calls", "finished beside"),
     (nested_pauses, Context, "_run_node_internal", "below another one"),
     (nested_pauses, NodeRunner, "_run_node_loop", "below another one"),
+    (finished_chat_nodes, _replay_interceptor, "check_interception", "asked twice"),
+    (leaked_branches, NodeRunner, "_enrich_event", "behind a ParallelAgent"),
+    (nested_node_paths, _rehydration_utils, "_reconstruct_node_states", "how far a node"),
+    (nested_node_paths, ReplayManager, "_index_events", "how far a node"),
 ]
 
 
@@ -100,19 +107,16 @@ def test_mcp_errors_step_aside(monkeypatch: pytest.MonkeyPatch) -> None:
         assert mcp_errors.run_of(tool) == tool.run_async
 
 
-def test_paths_that_mislead_are_forgotten() -> None:
-    names = {"seq", "one"}
-
-    def event(author: str, **actions: Any) -> Event:
+def test_events_that_mislead() -> None:
+    def misleads(author: str, **actions: Any) -> bool:
         made = Event(author=author, actions=EventActions(**actions))
         made.node_info.path = "root@1/seq@1"
-        forget_misleading_path(made, names)
-        return made
+        return bool(nested_node_paths.misleading_events([made], {"seq", "one"}))
 
-    assert event("one", transfer_to_agent="x").node_info.path == ""
-    assert event("seq", agent_state={"current_sub_agent": "one"}).node_info.path == ""
-    assert event("seq", end_of_agent=True).node_info.path == "root@1/seq@1"
-    assert event("user").node_info.path == "root@1/seq@1"
+    assert misleads("one", transfer_to_agent="x")
+    assert misleads("seq", agent_state={"current_sub_agent": "one"})
+    assert not misleads("seq", end_of_agent=True)
+    assert not misleads("user")
 
 
 def test_marks_of_workflows_are_known() -> None:

@@ -38,6 +38,7 @@ class Plan:
         scripts: What each agent's model answers, over and over.
         any_order: Whether branches run side by side somewhere.
         dynamic: Agents that only dynamic nodes know, filled by ``build``.
+        leaks: Decides :func:`leaks_branch`, for a plan whose tree is no nested list of agents.
     """
 
     tree: Any
@@ -45,6 +46,7 @@ class Plan:
     scripts: dict[str, list[Any]]
     any_order: bool
     dynamic: list[BaseAgent] = field(default_factory=list)
+    leaks: Callable[[Sequence[Any]], bool] | None = None
 
 
 def make_llm(world: TreeWorld, name: str, **fields: Any) -> LlmAgent:
@@ -116,7 +118,7 @@ class _Maker:
         return name
 
 
-class _Trees(_Maker):
+class Trees(_Maker):
     def tree(self, depth: int, *, in_loop: bool = False, is_root: bool = False) -> Any:
         kinds = ["leaf", "sequence", "loop", "parallel", "transfer"]
         if is_root:
@@ -188,7 +190,7 @@ def random_delegations(seed: int) -> Plan:
     return Plan(tree, lambda world: _build_delegations(world, tree), maker.scripts, True)
 
 
-def _build_tree(world: TreeWorld, tree: Any) -> BaseAgent:
+def build_tree(world: TreeWorld, tree: Any) -> BaseAgent:
     kind, name = tree[0], tree[1]
     if kind == "leaf":
         return make_llm(world, name)
@@ -205,33 +207,33 @@ def _build_tree(world: TreeWorld, tree: Any) -> BaseAgent:
         made: BaseAgent = _COMPOSITES[kind](
             name=name,
             description=name,
-            sub_agents=[_build_tree(world, child) for child in children],
+            sub_agents=[build_tree(world, child) for child in children],
             before_agent_callback=note("before"),
             after_agent_callback=note("after"),
             **extra,
         )
         return made
     if kind == "transfer":
-        return make_llm(world, name, sub_agents=[_build_tree(world, child) for child in children])
+        return make_llm(world, name, sub_agents=[build_tree(world, child) for child in children])
     mode = {"inline": "single_turn", "task": "task"}[kind]
     return make_llm(
         world, name, sub_agents=[make_llm(world, child[1], mode=mode) for child in children]
     )
 
 
-def _has(tree: Any, kinds: set[str]) -> bool:
-    return tree[0] in kinds or any(_has(child, kinds) for child in (tree[3:4] or [[]])[0])
+def has(tree: Any, kinds: set[str]) -> bool:
+    return tree[0] in kinds or any(has(child, kinds) for child in (tree[3:4] or [[]])[0])
 
 
 def random_tree(seed: int, kinds: Sequence[str] = ("t",)) -> Plan:
     """An agent tree whose agents have a tool of each kind, named ``<kind>_<agent>``."""
-    maker = _Trees(seed, kinds)
+    maker = Trees(seed, kinds)
     tree = maker.tree(maker.rng.randint(1, 3), is_root=True)
     return Plan(
         tree,
-        lambda world: _build_tree(world, tree),
+        lambda world: build_tree(world, tree),
         maker.scripts,
-        _has(tree, {"parallel", "inline"}),
+        has(tree, {"parallel", "inline"}),
     )
 
 
@@ -241,9 +243,9 @@ def leaks_branch(plan: Plan, events: Sequence[Any]) -> bool:
     Below a node, ADK stamps what comes behind a ParallelAgent with the branch that ended last, so
     what later agents see depends on which one that was.
     """
-    if plan.tree[0] in ("workflow", "chat"):
-        return False
-    expected = dict(_branches(plan.tree, ""))
+    if plan.leaks is not None:
+        return plan.leaks(events)
+    expected = dict(branches(plan.tree, ""))
     return any(
         event["author"] in expected
         and "@" not in (event.get("branch") or "")
@@ -252,13 +254,13 @@ def leaks_branch(plan: Plan, events: Sequence[Any]) -> bool:
     )
 
 
-def _branches(tree: Any, branch: str) -> Iterator[tuple[str, str]]:
+def branches(tree: Any, branch: str) -> Iterator[tuple[str, str]]:
     yield tree[1], branch
     for child in (tree[3:4] or [[]])[0]:
         inner = branch
         if tree[0] == "parallel":
             inner = f"{branch}.{tree[1]}.{child[1]}" if branch else f"{tree[1]}.{child[1]}"
-        yield from _branches(child, inner)
+        yield from branches(child, inner)
 
 
 class _Workflows(_Maker):
@@ -330,7 +332,7 @@ def random_workflow(seed: int, kinds: Sequence[str] = ("t",)) -> Plan:
     """The same for a Workflow."""
     maker = _Workflows(seed, kinds)
     tree = maker.workflow(maker.rng.randint(1, 3))
-    plan = Plan(tree, lambda _: Workflow(name="unset"), maker.scripts, True)
+    plan = Plan(tree, lambda _: Workflow(name="unset"), maker.scripts, True, leaks=lambda _: False)
 
     def build(world: TreeWorld) -> BaseNode:
         plan.dynamic.clear()
@@ -340,7 +342,7 @@ def random_workflow(seed: int, kinds: Sequence[str] = ("t",)) -> Plan:
     return plan
 
 
-class _Chats(_Trees):
+class Chats(Trees):
     def chat(self, depth: int) -> Any:
         """An agent that may hand over to its sub-agents, and these to theirs."""
         children: list[Any] = []
@@ -355,19 +357,3 @@ class _Chats(_Trees):
         target = self.rng.choice(children)[1]
         move = [call("transfer_to_agent", agent_name=target)] * (self.rng.random() > 0.15)
         return ["transfer", self.leaf(*move, mixed=self.rng.random() < 0.3), 0, children]
-
-
-def random_chat_workflow(seed: int) -> Plan:
-    """A Workflow that begins with an agent of mode ``chat`` and its own sub-agents."""
-    maker = _Chats(seed, ("t",))
-    tree = maker.chat(2)
-    rest = [maker.leaf() for _ in range(maker.rng.randint(0, 2))]
-
-    def build(world: TreeWorld) -> BaseNode:
-        children = [_build_tree(world, child) for child in tree[3]]
-        first = make_llm(world, tree[1], mode="chat", sub_agents=children)
-        return Workflow(
-            name="w", edges=[("START", first, *(make_llm(world, name) for name in rest))]
-        )
-
-    return Plan(["chat", tree, rest], build, maker.scripts, _has(tree, {"parallel", "inline"}))

@@ -12,11 +12,10 @@ from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.loop_agent import LoopAgent
 from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.agents.sequential_agent import SequentialAgent
-from google.adk.events.event import Event
 from google.adk.tools.exit_loop_tool import exit_loop
 from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.tool_context import ToolContext
-from google.adk.workflow import BaseNode, JoinNode, Workflow
+from google.adk.workflow import BaseNode
 from pydantic import BaseModel
 
 from dex_agents._effects import ToolEffect
@@ -440,24 +439,24 @@ CASES: dict[str, Case] = {
 }
 
 
-def _inline(world: TreeWorld, name: str, *agents: BaseAgent, mode: str = "single_turn") -> LlmAgent:
+def inline(world: TreeWorld, name: str, *agents: BaseAgent, mode: str = "single_turn") -> LlmAgent:
     return llm(world, name, f"t_{name}", mode=mode, sub_agents=list(agents))
 
 
-def _ask(name: str) -> Any:
+def ask(name: str) -> Any:
     return call(name, request=f"for {name}")
 
 
 def _both(world: TreeWorld, *tools: Any) -> LlmAgent:
     agents = [
-        *(_inline(world, name) for name in ("s", "s2")),
-        *(_inline(world, name, mode="task") for name in ("k", "k2")),
+        *(inline(world, name) for name in ("s", "s2")),
+        *(inline(world, name, mode="task") for name in ("k", "k2")),
         llm(world, "m"),
     ]
     return llm(world, "root", *tools, sub_agents=agents)
 
 
-_BODIES: Scripts = {
+BODIES: Scripts = {
     "s": [[call("t_s", x="1")], text("s done")],
     "s2": [[call("t_s2", x="2")], text("s2 done")],
     "k": [[call("t_k", x="3")], [call("finish_task", result="k done")]],
@@ -466,18 +465,18 @@ _BODIES: Scripts = {
 }
 
 RESPONSES: dict[str, list[Any]] = {
-    "a single turn and a task": [_ask("s"), _ask("k")],
-    "a task and a single turn": [_ask("k"), _ask("s")],
-    "a tool between a single turn and a task": [_ask("s"), call("t0", x="0"), _ask("k")],
-    "two single turns and two tasks": [_ask("s"), _ask("s2"), _ask("k"), _ask("k2")],
-    "a single turn and a transfer": [_ask("s"), move("m")],
-    "a task and a transfer": [_ask("k"), move("m")],
-    "a task and an unknown tool": [_ask("k"), call("missing")],
+    "a single turn and a task": [ask("s"), ask("k")],
+    "a task and a single turn": [ask("k"), ask("s")],
+    "a tool between a single turn and a task": [ask("s"), call("t0", x="0"), ask("k")],
+    "two single turns and two tasks": [ask("s"), ask("s2"), ask("k"), ask("k2")],
+    "a single turn and a transfer": [ask("s"), move("m")],
+    "a task and a transfer": [ask("k"), move("m")],
+    "a task and an unknown tool": [ask("k"), call("missing")],
 }
 CASES |= {
     name: Case(
         lambda w: _both(w, "t0"),
-        {**_BODIES, "root": [response, [call("t0", x="9")], text("root done")]},
+        {**BODIES, "root": [response, [call("t0", x="9")], text("root done")]},
         any_order=True,
     )
     for name, response in RESPONSES.items()
@@ -498,20 +497,20 @@ def plain_function(world: TreeWorld, name: str) -> Callable[[str], str]:
 CASES |= {
     "a task and a function": Case(
         lambda w: _both(w, plain_function(w, "t0")),
-        {**_BODIES, "root": [[_ask("k"), call("t0", x="0"), _ask("k2")], text("root done")]},
+        {**BODIES, "root": [[ask("k"), call("t0", x="0"), ask("k2")], text("root done")]},
         any_order=True,
     ),
     "a task, a function and a transfer": Case(
         lambda w: _both(w, plain_function(w, "t0")),
-        {**_BODIES, "root": [[_ask("k"), call("t0", x="0"), move("m")]]},
+        {**BODIES, "root": [[ask("k"), call("t0", x="0"), move("m")]]},
         any_order=True,
     ),
     "single turn below a single turn": Case(
-        lambda w: llm(w, "root", sub_agents=[_inline(w, "s", _inline(w, "s2"))]),
+        lambda w: llm(w, "root", sub_agents=[inline(w, "s", inline(w, "s2"))]),
         {
-            **_BODIES,
-            "s": [[call("t_s", x="1")], [_ask("s2"), call("t_s", x="5")], text("s done")],
-            "root": [[_ask("s")], text("root done")],
+            **BODIES,
+            "s": [[call("t_s", x="1")], [ask("s2"), call("t_s", x="5")], text("s done")],
+            "root": [[ask("s")], text("root done")],
         },
     ),
     "single turns below a task below a task": Case(
@@ -519,50 +518,50 @@ CASES |= {
             w,
             "root",
             sub_agents=[
-                _inline(
+                inline(
                     w,
                     "k",
-                    _inline(w, "k2", _inline(w, "s"), mode="task"),
-                    _inline(w, "s2"),
+                    inline(w, "k2", inline(w, "s"), mode="task"),
+                    inline(w, "s2"),
                     mode="task",
                 )
             ],
         ),
         {
-            **_BODIES,
-            "k": [[_ask("s2"), _ask("k2")], [call("finish_task", result="k done")]],
-            "k2": [text("which?"), [_ask("s")], [call("finish_task", result="k2 done")]],
-            "root": [[_ask("k")], text("root done")],
+            **BODIES,
+            "k": [[ask("s2"), ask("k2")], [call("finish_task", result="k done")]],
+            "k2": [text("which?"), [ask("s")], [call("finish_task", result="k2 done")]],
+            "root": [[ask("k")], text("root done")],
         },
         ("go", "that one"),
         any_order=True,
     ),
     "a task that finishes beside a tool": Case(
-        lambda w: llm(w, "root", sub_agents=[_inline(w, "k", mode="task")]),
+        lambda w: llm(w, "root", sub_agents=[inline(w, "k", mode="task")]),
         {
             "k": [[call("t_k", x="3"), call("finish_task", result="k done")]],
-            "root": [[_ask("k")], text("root done")],
+            "root": [[ask("k")], text("root done")],
         },
     ),
     "a task that finishes beside a single turn": Case(
-        lambda w: llm(w, "root", sub_agents=[_inline(w, "k", _inline(w, "s"), mode="task")]),
+        lambda w: llm(w, "root", sub_agents=[inline(w, "k", inline(w, "s"), mode="task")]),
         {
-            **_BODIES,
-            "k": [[_ask("s"), call("finish_task", result="k done")]],
-            "root": [[_ask("k")], text("root done")],
+            **BODIES,
+            "k": [[ask("s"), call("finish_task", result="k done")]],
+            "root": [[ask("k")], text("root done")],
         },
     ),
     "a task that finishes too early": Case(
         lambda w: llm(
-            w, "root", sub_agents=[_inline(w, "k", _inline(w, "k2", mode="task"), mode="task")]
+            w, "root", sub_agents=[inline(w, "k", inline(w, "k2", mode="task"), mode="task")]
         ),
         {
-            **_BODIES,
+            **BODIES,
             "k": [
-                [_ask("k2"), call("t_k", x="3"), call("finish_task", result="early")],
+                [ask("k2"), call("t_k", x="3"), call("finish_task", result="early")],
                 [call("finish_task", result="k done")],
             ],
-            "root": [[_ask("k")], text("root done")],
+            "root": [[ask("k")], text("root done")],
         },
     ),
     "a root in task mode": Case(
@@ -586,127 +585,15 @@ CASES |= {
                     w,
                     LoopAgent,
                     "loop",
-                    llm(w, "a", sub_agents=[_inline(w, "s")]),
+                    llm(w, "a", sub_agents=[inline(w, "s")]),
                     max_iterations=2,
                 )
             ],
         ),
         {
             "root": [[move("loop")]],
-            "a": [[_ask("s")], text("one"), [_ask("s")], text("two")],
+            "a": [[ask("s")], text("one"), [ask("s")], text("two")],
             "s": [[call("t_s", x="1")], text("s one"), [call("t_s", x="2")], text("s two")],
         },
-    ),
-}
-
-
-def workflow(*edges: Any, name: str = "wf") -> Workflow:
-    return Workflow(name=name, edges=list(edges))
-
-
-def function(world: TreeWorld, name: str) -> Callable[[Any], str]:
-    """A node that notes its execution; it may run again after a crash, so the notes are a set."""
-
-    def run(node_input: Any) -> str:
-        return f"{name}[{node_input}]"
-
-    run.__name__ = name
-    return run
-
-
-def _again(agent: LlmAgent) -> LlmAgent:
-    """An agent that plain ADK lets run others."""
-    agent.rerun_on_resume = True
-    return agent
-
-
-def _route(world: TreeWorld) -> Workflow:
-    worker = llm(world, "w1", "t1")
-
-    def judge(node_input: str) -> Any:
-        route = "more" if node_input == "again" else "end"
-        yield Event(output=node_input, route=route)  # type: ignore[call-arg]
-
-    def end(node_input: str) -> str:
-        return "end " + node_input
-
-    return workflow(("START", worker, judge), (judge, {"more": worker, "end": end}))
-
-
-CASES |= {
-    "nodes with single turns and tasks of their own": Case(
-        lambda w: workflow(
-            (
-                "START",
-                _again(
-                    _inline(w, "k", _inline(w, "s"), _inline(w, "k2", mode="task"), mode="task")
-                ),
-                _again(_inline(w, "z", _inline(w, "s2"))),
-            )
-        ),
-        {
-            **_BODIES,
-            "k": [[call("t_k", x="3")], [_ask("s"), _ask("k2")], [call("finish_task", result="k")]],
-            "z": [[call("t_z", x="5")], [_ask("s2")], text("z done")],
-        },
-        any_order=True,
-    ),
-}
-
-
-CASES |= {
-    "agent, then function": Case(
-        lambda w: workflow(("START", llm(w, "w1", "t1"), function(w, "f"))),
-        {"w1": [[call("t1", x="1")], [call("t1", x="2"), call("t1", x="3")], text("w1 done")]},
-    ),
-    "function, agent, function": Case(
-        lambda w: workflow(("START", function(w, "f"), llm(w, "w1", "t1"), function(w, "g"))),
-        {"w1": [[call("t1", x="1")], [call("t1", x="2")], text("w1 done")]},
-    ),
-    "two agents in a Workflow": Case(
-        lambda w: workflow(("START", llm(w, "w1", "t1"), llm(w, "w2", "t2"))),
-        {
-            "w1": [[call("t1", x="1")], text("w1 done")],
-            "w2": [[call("t2", x="2")], text("w2 done")],
-        },
-    ),
-    "fan-out and join": Case(
-        lambda w: workflow(
-            (
-                "START",
-                (llm(w, "w1", "t1"), llm(w, "w2", "t2")),
-                JoinNode(name="join"),
-                llm(w, "sum", "t3"),
-            )
-        ),
-        {
-            "w1": [[call("t1", x="1")], text("w1 done")],
-            "w2": [[call("t2", x="2")], [call("t2", x="22")], text("w2 done")],
-            "sum": [[call("t3", x="3")], text("summed")],
-        },
-        any_order=True,
-    ),
-    "nested Workflow": Case(
-        lambda w: workflow(
-            (
-                "START",
-                workflow(("START", llm(w, "w1", "t1")), name="inner"),
-                function(w, "mid"),
-                llm(w, "w2", "t2"),
-            )
-        ),
-        {
-            "w1": [[call("t1", x="1")], text("w1 done")],
-            "w2": [[call("t2", x="2")], [call("t2", x="3")], text("w2 done")],
-        },
-    ),
-    "route back in a Workflow": Case(
-        _route,
-        {"w1": [[call("t1", x="1")], text("again"), [call("t1", x="2")], text("stop")]},
-    ),
-    "two turns of a Workflow": Case(
-        lambda w: workflow(("START", function(w, "f"), llm(w, "w1", "t1"))),
-        {"w1": [[call("t1", x="1")], text("one"), [call("t1", x="2")], text("two")]},
-        ("go", "again"),
     ),
 }

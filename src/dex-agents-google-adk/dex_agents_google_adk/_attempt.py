@@ -105,6 +105,7 @@ class Attempt:
         self.node_inputs: dict[str, Json] = dict(node_inputs or {})
         self.descendants: Mapping[str, Collection[str]] = descendants or {}
         self.synthetic_events: set[str] = set()
+        self.misleading_events: set[str] = set()  # of the turn before this attempt
         self.started: dict[AgentKey, str] = {
             (agent.name, agent.branch): agent.output for agent in started
         }
@@ -157,6 +158,10 @@ class Attempt:
         self._ran.add(key)
         self.started[key] = ""
         return True
+
+    def is_in_its_run(self, name: str) -> bool:
+        """Whether an agent of this name has started and not ended, in any branch."""
+        return any(started == name for started, _ in self.started)
 
     def agent_ends(self, key: AgentKey) -> None:
         """An agent has ended; it starts anew if it comes again."""

@@ -41,7 +41,10 @@ from dex_agents_google_adk._adk_workarounds import (
     contents_on_replay,
     deferred_questions,
     entry_agent_replay,
+    finished_chat_nodes,
+    leaked_branches,
     model_lookup,
+    nested_node_paths,
     nested_pauses,
     remote_a2a_import,
     replayed_calls,
@@ -163,8 +166,11 @@ class AdkAgentRunner:
         contents_in_one_pass.apply()
         deferred_questions.apply()
         entry_agent_replay.apply()
+        finished_chat_nodes.apply()
         agent_callbacks.apply()
         task_delegations.apply()
+        leaked_branches.apply()
+        nested_node_paths.apply()
         nested_pauses.apply()
         replayed_calls.apply()
         model_lookup.apply()

@@ -14,7 +14,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.base_toolset import BaseToolset
 from google.adk.tools.function_tool import FunctionTool
 from google.adk.workflow import Workflow
-from google.adk.workflow._base_node import START, BaseNode, _walk_static_nodes
+from google.adk.workflow._base_node import BaseNode, _walk_static_nodes
 from google.adk.workflow._tool_node import _ToolNode
 
 from dex_agents._arguments import check_texts
@@ -22,7 +22,7 @@ from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk._adk_compat import FRAMEWORK_CALLS, INPUT_CALL, node_behind
 from dex_agents_google_adk._effects import CONTROL_TOOL_NAMES
 from dex_agents_google_adk._pauses import YIELD_TOOL_NAME
-from dex_agents_google_adk._tree import COMPOSITES, AgentTree
+from dex_agents_google_adk._tree import AgentTree
 
 _RESERVED_TOOL_NAMES = FRAMEWORK_CALLS | {YIELD_TOOL_NAME}
 _INLINE_MODES = ("single_turn", "task")
@@ -58,7 +58,7 @@ def check_tree(tree: AgentTree, resumable_agents: Collection[str]) -> None:
         )
     _check_agents(tree, resumable_agents)
     if isinstance(root, Workflow):
-        _check_workflow(root)
+        _check_nodes(root)
 
 
 def make_resumable(tree: AgentTree) -> None:
@@ -191,36 +191,21 @@ def _check_custom_agent(agent: BaseAgent, resumable_agents: Collection[str]) -> 
         )
 
 
-def _check_workflow(workflow: Workflow, *, is_root: bool = True) -> None:
+def _check_nodes(workflow: Workflow) -> None:
     for node in workflow._iter_static_children():
         if isinstance(node, Workflow):
-            _check_workflow(node, is_root=False)
-        elif isinstance(node, LlmAgent) and node.sub_agents and node.mode == "chat":
-            if not is_root or not _is_only_start(workflow, node):
-                raise ValueError(
-                    f"Node {node.name!r} of Workflow {workflow.name!r} has mode='chat' and "
-                    f"sub_agents, but is not the only first node of the root Workflow. Elsewhere ADK "
-                    f"loses its place between the nodes that run beside or around it; make it the "
-                    f"only first node of the root, or make the sub-agents nodes."
-                )
-        elif isinstance(node, COMPOSITES) or (
-            isinstance(node, BaseAgent)
-            and any(getattr(sub, "mode", None) not in _INLINE_MODES for sub in node.sub_agents)
-        ):
+            _check_nodes(node)
+        elif isinstance(node, LlmAgent) and node.mode != "chat" and _can_transfer(node):
             raise ValueError(
-                f"Node {node.name!r} of Workflow {workflow.name!r} is a {type(node).__name__} with "
-                f"sub_agents. ADK runs what such a node hands over twice, inside the node and from "
-                f"the Workflow; make the sub-agents nodes, use a nested Workflow, or give the first "
-                f"node, if it is an LlmAgent, mode='chat'."
+                f"Node {node.name!r} of Workflow {workflow.name!r} is a {type(node).__name__} that can "
+                f"transfer to its sub_agents. ADK runs what such a node hands over twice, inside the "
+                f"node and from the Workflow; make the sub-agents nodes, or give the node, if it is "
+                f"the first, mode='chat'."
             )
 
 
-def _is_only_start(workflow: Workflow, node: BaseNode) -> bool:
-    graph = workflow.graph
-    if graph is None:
-        return False
-    first = [edge.to_node.name for edge in graph.edges if edge.from_node.name == START.name]
-    return first == [node.name]
+def _can_transfer(agent: LlmAgent) -> bool:
+    return any(getattr(sub, "mode", None) not in _INLINE_MODES for sub in agent.sub_agents)
 
 
 def _check_code_executor(agent: LlmAgent) -> None:

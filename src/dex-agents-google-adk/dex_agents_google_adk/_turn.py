@@ -26,10 +26,7 @@ from dex_agents._contract import (
     TurnCompleted,
 )
 from dex_agents._errors import AgentError, AgentTurnError
-from dex_agents_google_adk._adk_workarounds.nested_node_paths import (
-    agents_on_their_way,
-    forget_misleading_path,
-)
+from dex_agents_google_adk._adk_workarounds import nested_node_paths
 from dex_agents_google_adk._answer import final_text, root_output
 from dex_agents_google_adk._artifacts import SessionArtifacts, session_artifacts
 from dex_agents_google_adk._attempt import Attempt, ReplayError, enter_attempt
@@ -164,10 +161,11 @@ class _TurnAttempt:
         items += self._earlier_items
         temp_state = self._state.temp_state if self._state is not None else {}
         turn = [load_event(copy_json(item)) for item in self._earlier_items]
-        on_their_way = agents_on_their_way(turn)
+        self._attempt.misleading_events = nested_node_paths.misleading_events(
+            turn, self._setup.tree.agent_names
+        )
         for event, item in zip(turn, self._earlier_items, strict=True):
             self._items[event.id] = item
-            forget_misleading_path(event, self._setup.tree.agent_names, on_their_way)
             events.append(event)
         state = copy_json(restored.state)
         state.update(replay_state(items))
