@@ -170,10 +170,14 @@ async def test_other_file_data_reaches_the_model_unchanged(tmp_path: Path) -> No
 
 
 async def test_without_a_store_images_of_tools_are_left_out(tmp_path: Path) -> None:
-    lost = "(1 image was left out: the session has no media store)"
+    lost = "1 image was left out: the session has no media store"
     for name, expected in (
         ("dict", {"title": "chart", "not_stored": lost}),
-        ("bare", {"result": lost}),
+        ("bare", {"not_stored": lost}),
+        (
+            "list",
+            {"result": ["before"], "not_stored": lost.replace("1 image was", "2 images were")},
+        ),
     ):
         world = World(SCRIPT[:2])
         runner = AdkAgentRunner(agent(world, RESULTS[name]), default_tool_effect=ToolEffect.READ)

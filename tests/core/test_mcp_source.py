@@ -156,20 +156,23 @@ async def test_what_a_result_becomes(tmp_path: Path) -> None:
     assert [image.mime_type for image in result.images] == ["image/png"]
     assert str(result.output).splitlines() == [
         "said",
-        "(image of type image/svg+xml was left out: the data is no image of a known type; PNG, JPEG, "
-        "GIF, WebP, HEIC, HEIF and AVIF are)",
-        "(image of type image/png was left out: it is no base64)",
-        "(audio of type audio/wav was left out)",
         "kept",
         "(resource file:///b was left out)",
         "(link to file:///c)",
     ]
+    assert list(result.not_stored) == [
+        "image of type image/svg+xml was left out: the data is no image of a known type; PNG, JPEG, "
+        "GIF, WebP, HEIC, HEIF and AVIF are",
+        "image of type image/png was left out: it is no base64",
+        "audio of type audio/wav was left out",
+    ]
     without = await to_result(CallToolResult(content=content), None)
     assert without.images == []
-    assert str(without.output).count("image of type image/png was left out)") == 2
+    assert list(without.not_stored).count("image of type image/png was left out") == 2
     value = {"a": 0}
-    structured = CallToolResult(content=content[:2], structured_content=value)
-    assert (await to_result(structured, store)).output == value
+    structured = CallToolResult(content=content[:3], structured_content=value)
+    result = await to_result(structured, store)
+    assert (result.output, len(result.images), len(result.not_stored)) == (value, 1, 1)
     assert error_text(CallToolResult(content=content[1:2], is_error=True)) == (
         "the MCP server reported a failure without a text"
     )

@@ -298,6 +298,23 @@ def test_side_data_that_cannot_be_stored_is_dropped_and_the_result_kept() -> Non
     assert record.output["truncated"]
     assert record.output["not_stored"]
     assert len(encode(record.output)) <= 4_096
+    both = ToolExecutionResult("fine", object(), not_stored=["1 image was left out"])
+    note = succeeded_record(TASK, both, 1, 4_096).output["not_stored"]
+    assert note.startswith("1 image was left out; what the call left beside its result")
+    # Also if the output is cut, and what the tool itself calls by that name stays.
+    large = ToolExecutionResult(noise, not_stored=["1 image was left out"])
+    record = succeeded_record(TASK, large, 1, 4_096)
+    assert (record.output["truncated"], record.output["not_stored"]) == (
+        True,
+        "1 image was left out",
+    )
+    own = ToolExecutionResult({"not_stored": [1]}, not_stored=["1 image was left out"])
+    assert succeeded_record(TASK, own, 1, 4_096).output == {
+        "result": {"not_stored": [1]},
+        "not_stored": "1 image was left out",
+    }
+    wrong: Any = ToolExecutionResult("fine", not_stored=7)  # type: ignore[arg-type]
+    assert succeeded_record(TASK, wrong, 1, 4_096).output == "fine"
     not_a_result: Any = "text"
     record = succeeded_record(TASK, not_a_result, 1, 4_096)
     assert record.status is ToolCallStatus.SUCCEEDED

@@ -12,7 +12,7 @@ import copy
 import json
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
@@ -47,6 +47,8 @@ from dex_agents._errors import (
     ToolExecutionError,
     ToolNotStartedError,
 )
+from dex_agents._session.records import CallTask
+from dex_agents._session.results import ROUND_BYTES, succeeded_record
 from dex_agents_google_adk import AdkAgentRunner
 
 USER_ID = "user"
@@ -320,15 +322,11 @@ class Driver:
             if item.effect is ToolEffect.READ:
                 return failed(item, str(error))
             return unknown(item)
-        return ToolCallRecord(
-            item.call_id,
-            item.tool_name,
-            ToolCallStatus.SUCCEEDED,
-            output=stored(result.output),
-            framework_data=stored(result.framework_data),
-            attempt=1,
-            images=result.images,
+        result = replace(
+            result, output=stored(result.output), framework_data=stored(result.framework_data)
         )
+        task = CallTask(execution.turn_id, "batch", 0, item, execution.idempotency_key)
+        return succeeded_record(task, result, 1, ROUND_BYTES)
 
     def _store(self, outcome: TurnCompleted) -> None:
         for message in outcome.messages:

@@ -10,7 +10,7 @@ from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from dex_agents._contract import NOT_STORED_KEY, Json
+from dex_agents._contract import Json
 from dex_agents._errors import ModelCallError
 from dex_agents._media.reference import ImageReference, MediaStore
 
@@ -140,15 +140,10 @@ def split_images(result: Any) -> tuple[Any, list[types.Blob]]:
     return (remaining or {}, images) if images else (result, [])
 
 
-def with_lost_images(remaining: Any, count: int) -> Any:
-    """What is left of a result whose images have no store to go to, and a text that says so."""
+def lost_images(count: int) -> list[str]:
+    """What the model reads of images that have no store to go to."""
     lost = "1 image was" if count == 1 else f"{count} images were"
-    text = f"({lost} left out: the session has no media store)"
-    if not remaining:
-        return text
-    if isinstance(remaining, dict):
-        return {**remaining, NOT_STORED_KEY: text}
-    return [*remaining, text]
+    return [f"{lost} left out: the session has no media store"] if count else []
 
 
 def _without_images(value: Any, images: list[types.Blob], depth: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -29,6 +29,7 @@ from dex_agents._session.failures import describe
 from dex_agents._tool_sources.catalog import ListedTool, ToolSourceCatalog
 from dex_agents._tool_sources.contract import SourceTool, SourceToolCall, ToolCallStepOptions
 from dex_agents_google_adk._attempt import Attempt, current_attempt
+from dex_agents_google_adk._images import lost_images
 from dex_agents_google_adk._json import to_json
 from dex_agents_google_adk._open_response import DeferredCall
 from dex_agents_google_adk._tree import AgentTree
@@ -268,8 +269,13 @@ class SourceTools:
             raise ToolOutcomeUnknownError(
                 f"{call.tool_name} started something whose end a session does not wait for"
             )
-        images = result.images if has_media_store else ()
-        return replace(result, images=images, framework_data={"ended_at": time.time()})
+        result = replace(result, framework_data={"ended_at": time.time()})
+        if has_media_store or not result.images:
+            return result
+        # Only the session's store can show them to its model. What a source gives is not checked.
+        count = len(result.images) if isinstance(result.images, Sequence) else 1
+        told = result.not_stored if isinstance(result.not_stored, Sequence) else ()
+        return replace(result, images=(), not_stored=[*told, *lost_images(count)])
 
 
 def _offered(listed: ListedTool) -> OfferedTool:

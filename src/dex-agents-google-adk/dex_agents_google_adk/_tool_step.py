@@ -34,7 +34,7 @@ from dex_agents_google_adk._artifacts import SessionArtifacts
 from dex_agents_google_adk._effects import needs_more_care
 from dex_agents_google_adk._events import shown_text
 from dex_agents_google_adk._idempotency import IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY
-from dex_agents_google_adk._images import split_images, with_lost_images
+from dex_agents_google_adk._images import lost_images, split_images
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._secrets import Secrets
 from dex_agents_google_adk._session import AttemptSessionService, make_session
@@ -132,16 +132,17 @@ async def _result(
         )
     remaining, blobs = split_images(value)
     images: list[ImageReference] = []
-    if blobs and setup.images.store is not None:
+    store, lost = setup.images.store, list[str]()
+    if store is None:
+        lost = lost_images(len(blobs))
+    else:
         for blob in blobs:
-            images.append(await setup.images.store.put_image(blob.data or b""))
-    elif blobs:
-        remaining = with_lost_images(remaining, len(blobs))
+            images.append(await store.put_image(blob.data or b""))
     output = to_json(remaining)
     if isinstance(output, dict) and not isinstance(remaining, dict):
         # ADK wraps whatever is no dict, such as a pydantic model, before it becomes JSON.
         output = {"result": output}
-    return ToolExecutionResult(output=output, framework_data=framework_data, images=images)
+    return ToolExecutionResult(output, framework_data, images, not_stored=lost)
 
 
 class _LiveEvents:

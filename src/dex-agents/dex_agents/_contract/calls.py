@@ -242,9 +242,12 @@ class ToolExecutionResult:
         images: Images that the model shall see behind the output, uploaded already.
         interrupt: Set if the call has no result yet. An approval and a credential run the tool
             again with the answer; the answer to anything else becomes the call's output.
+        not_stored: What of the call is lost, each as a text for the model; the record's output has
+            them under ``not_stored``.
     """
 
     output: Json = None
     framework_data: Json = field(default=None)
     images: Sequence[ImageReference] = ()
     interrupt: InterruptRequest | None = None
+    not_stored: Sequence[str] = ()

@@ -21,20 +21,21 @@ async def to_result(result: CallToolResult, store: MediaStore | None) -> ToolExe
     """
     images: list[ImageReference] = []
     texts: list[str] = []
+    lost: list[str] = []
     for block in result.content:
-        if isinstance(block, TextContent):
-            texts.append(block.text)
-        elif isinstance(block, ImageContent) and store is not None:
+        if isinstance(block, ImageContent) and store is not None:
             try:
                 images.append(await store.put_image(_decoded(block.data)))
             except ImageError as error:
-                texts.append(f"{_described(block)[:-1]}: {error})")
+                lost.append(f"{_left_out(block)}: {error}")
+        elif isinstance(block, ImageContent | AudioContent):
+            lost.append(_left_out(block))
         else:
-            texts.append(_described(block))
+            texts.append(_text_of(block))
     output: Json = result.structured_content
     if output is None:
         output = "\n".join(texts)
-    return ToolExecutionResult(output, images=images)
+    return ToolExecutionResult(output, images=images, not_stored=lost)
 
 
 def error_text(result: CallToolResult) -> str:
@@ -50,9 +51,13 @@ def _decoded(data: str) -> bytes:
         raise ImageError("it is no base64") from error
 
 
-def _described(block: object) -> str:
-    if isinstance(block, ImageContent | AudioContent):
-        return f"({block.type} of type {block.mime_type} was left out)"
+def _left_out(block: ImageContent | AudioContent) -> str:
+    return f"{block.type} of type {block.mime_type} was left out"
+
+
+def _text_of(block: object) -> str:
+    if isinstance(block, TextContent):
+        return block.text
     if isinstance(block, EmbeddedResource):
         text = getattr(block.resource, "text", None)
         if isinstance(text, str):

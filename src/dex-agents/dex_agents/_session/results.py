@@ -58,12 +58,13 @@ def succeeded_record(
     """
     try:
         output, framework_data, given = result.output, result.framework_data, result.images
+        losses = _texts(result.not_stored)
     except AttributeError:
         # The tool ran; that its runner gave the result in a wrong form must not hide it.
         output, framework_data = {"unencodable": True, "preview": _preview(result, max_bytes)}, None
-        given = ()
+        given, losses = (), []
     images = _images(task.call.tool_name, given)
-    output, framework_data = _fit(task.call.tool_name, output, framework_data, max_bytes)
+    output, framework_data = _fit(task.call.tool_name, output, framework_data, max_bytes, losses)
     return ToolCallRecord(
         task.call.call_id,
         task.call.tool_name,
@@ -91,16 +92,27 @@ def fit_interrupt(tool_name: str, asked: InterruptRequest, max_bytes: int) -> In
     )
 
 
-def _fit(tool_name: str, output: Json, framework_data: Json, max_bytes: int) -> tuple[Json, Json]:
+def _fit(
+    tool_name: str, output: Json, framework_data: Json, max_bytes: int, losses: Sequence[str] = ()
+) -> tuple[Json, Json]:
     """Output and side data in the space that there is for both."""
-    if framework_data is None:
-        return fit_output(output, max_bytes), None
-    size = _size(framework_data)
-    if size is not None and size <= max_bytes // 2:
-        return fit_output(output, max_bytes - size), framework_data
-    lost = _lost(size, max_bytes // 2)
-    _LOGGER.warning("tool %s: %s", tool_name, lost)
-    return _with_note(fit_output(output, max_bytes // 2), lost), None
+    if framework_data is not None:
+        size = _size(framework_data)
+        if size is None or size > max_bytes // 2:
+            lost = _lost(size, max_bytes // 2)
+            _LOGGER.warning("tool %s: %s", tool_name, lost)
+            losses, framework_data = [*losses, lost], None
+        else:
+            max_bytes -= size
+    if not losses:
+        return fit_output(output, max_bytes), framework_data
+    note = clean_text("; ".join(losses))
+    return _with_note(fit_output(output, max_bytes // 2), note), framework_data
+
+
+def _texts(given: object) -> list[str]:
+    items = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    return [item for item in items if isinstance(item, str)]
 
 
 def _lost(size: int | None, limit: int) -> str:
@@ -112,7 +124,8 @@ def _lost(size: int | None, limit: int) -> str:
 
 def _with_note(output: Json, note: str) -> Json:
     """The output, and for whoever reads it that something else of the call is lost."""
-    return {**(output if isinstance(output, dict) else {"result": output}), NOT_STORED_KEY: note}
+    has_room = isinstance(output, dict) and NOT_STORED_KEY not in output
+    return {**(output if has_room else {"result": output}), NOT_STORED_KEY: note}
 
 
 def _size(value: Json) -> int | None:
