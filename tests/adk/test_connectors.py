@@ -37,10 +37,11 @@ from dex_agents.testing import (
     is_failpoint_reached,
     private_engine,
     read_step_history,
+    session_client,
     step_shape,
 )
 from support.ledger_connector import CONNECTOR_ID, REFERENCE, Books, operations
-from support.serving import client_of, serve
+from support.serving import serve
 
 TURN_S = 90.0
 LONG = pytest.mark.long
@@ -117,7 +118,7 @@ async def place_of(
         if is_served:
             sessions = await stack.enter_async_context(serve(engine.address, flow, folder))
         else:
-            client = client_of(engine.address, flow, folder / "client-cache")
+            client = session_client(flow, server_address=engine.address)
             sessions = await stack.enter_async_context(client)
         yield Place(folder, engine, sessions)
 

@@ -33,7 +33,7 @@ from dex_agents import (
     PendingInterrupt,
     ToolEffect,
 )
-from dex_agents.testing import WorkerProcess, is_failpoint_reached, private_engine
+from dex_agents.testing import WorkerProcess, is_failpoint_reached, private_engine, session_client
 from dex_agents_google_adk import AdkAgentRunner, CredentialRequest, adk_agent_session_flow
 from support.credential_agent import (
     AUTHORIZATION_SECRET,
@@ -47,7 +47,7 @@ from support.credential_agent import (
     client_credentials_config,
 )
 from support.oauth_provider import API_KEY, CLIENT_SECRET, OAuthProvider
-from support.serving import client_of, serve
+from support.serving import serve
 from support.stored import holders_of
 
 TURN_S = 60.0
@@ -196,7 +196,7 @@ async def test_an_authorization_with_pkce_over_a_killed_worker(
             data_dir=folder,
             failpoints=("tool.before_call",),
         )
-        async with client_of(engine.address, flow, folder / "client-cache") as sessions:
+        async with session_client(flow, server_address=engine.address) as sessions:
             with pytest.raises(InterruptError, match="'state' is a required property"):
                 await sessions.provide_credential("s", asked.interrupt_id, "my-secret")
             with pytest.raises(InterruptError, match=r"state: '.*' was expected"):

@@ -27,11 +27,11 @@ from dex_agents.testing import (
     is_failpoint_reached,
     private_engine,
     read_step_history,
+    session_client,
     step_shape,
 )
 from support.polling import until
 from support.ports import free_port, wait_for_port
-from support.serving import client_of
 
 TURN_S = 90.0
 KINDS = ["source", "toolset"]
@@ -88,7 +88,7 @@ async def place_of(folder: Path, **settings: Any) -> AsyncIterator[Place]:
     flow = build_flow(folder)
     async with (
         private_engine(folder / "engine.db") as engine,
-        client_of(engine.address, flow, folder / "client-cache") as sessions,
+        session_client(flow, server_address=engine.address) as sessions,
     ):
         place = Place(engine, folder, sessions)
         try:

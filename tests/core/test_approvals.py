@@ -121,7 +121,8 @@ async def test_an_answer_too_many_says_what_became_of_its_interrupt(stages: Stag
         f"is not pending: this session never asked it; pending are: {asked}"
     )
     assert str(answered.value).endswith(
-        f"is not pending: it was answered, and an answer cannot be changed{tail}"
+        "is not pending: it was answered, and an answer cannot be changed; the same call again counts "
+        f"as this answer only with its answer_id{tail}"
     )
 
 
@@ -135,6 +136,7 @@ async def test_of_simultaneous_answers_one_counts(stages: Stages) -> None:
             ),
             return_exceptions=True,
         )
+        # The same answer is refused like any other: nobody can know that it is not a second one.
         assert sum(answer is None for answer in answers) == 1
         refused = [str(answer) for answer in answers if answer is not None]
         assert all("not pending" in text or "already answered" in text for text in refused), refused

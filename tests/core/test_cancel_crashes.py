@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from core.crash_agent import ledger
-from core.test_crashes import SINGLE, TURN_S, client_of, start_worker
+from core.test_crashes import SINGLE, TURN_S, crash_client, start_worker
 from dex_agents import AgentSessionClient
 from dex_agents.testing import private_engine
 
@@ -35,7 +35,7 @@ async def assert_cancelled(sessions: AgentSessionClient, folder: Path) -> None:
 async def test_a_worker_that_dies_while_it_ends_a_cancelled_turn(tmp_path: Path) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine, tmp_path) as sessions,
+        crash_client(engine, tmp_path) as sessions,
     ):
         first = await start_worker(engine, tmp_path, ("cancel.before",))
         await sessions.start_session("s", f"{SINGLE} hang")
@@ -52,7 +52,7 @@ async def test_a_worker_that_dies_while_it_ends_a_cancelled_turn(tmp_path: Path)
 async def test_an_engine_that_dies_behind_a_cancel(tmp_path: Path) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine, tmp_path) as sessions,
+        crash_client(engine, tmp_path) as sessions,
     ):
         worker = await start_worker(engine, tmp_path)
         await sessions.start_session("s", f"{SINGLE} hang")
@@ -67,7 +67,7 @@ async def test_an_engine_that_dies_behind_a_cancel(tmp_path: Path) -> None:
 async def test_a_turn_whose_worker_is_dead_is_cancelled_by_the_next(tmp_path: Path) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine, tmp_path) as sessions,
+        crash_client(engine, tmp_path) as sessions,
     ):
         first = await start_worker(engine, tmp_path)
         await sessions.start_session("s", "read hang")

@@ -22,7 +22,6 @@ from dex_agents import (
     SessionUnavailableError,
     TurnWaitTimeoutError,
 )
-from support.serving import client_of
 
 
 async def test_an_engine_that_is_away_is_named(offline: AgentSessionClient) -> None:
@@ -163,15 +162,6 @@ async def test_events_go_on_behind_a_token(stages: Stages) -> None:
             assert (await anext(events)).events[0].turn_id == "t2"
         with pytest.raises(InvalidInputError, match="resume_token 'bogus'"):
             await anext(stage.sessions.read_events("s", resume_token="bogus"))
-
-
-async def test_a_session_without_a_worker_waits_and_its_commands_say_so(stages: Stages) -> None:
-    async with stages.play(["done"], flow_type="Comes") as stage:
-        flow = AgentSessionFlow(ScriptedRunner([]), flow_type="Stays")
-        async with client_of(stage.engine.address, flow, stages.folder / "alone") as sessions:
-            await sessions.start_session("alone", "hi")
-            with pytest.raises(SessionUnavailableError, match="serves Flow type Stays"):
-                await sessions.get_agent_snapshot("alone")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from core.crash_agent import ledger
 from core.scripted_runner import Answer, Call
 from core.test_cancel import Hold, look, note_of
 from core.test_cancel_crashes import until_paid
-from core.test_crashes import SINGLE, client_of, start_worker
+from core.test_crashes import SINGLE, crash_client, start_worker
 from dex_agents import (
     AgentMessage,
     ClosedSession,
@@ -253,7 +253,7 @@ async def test_wrong_uses_have_names(stages: Stages) -> None:
 async def test_a_worker_that_dies_while_it_closes_a_session(tmp_path: Path) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine, tmp_path) as sessions,
+        crash_client(engine, tmp_path) as sessions,
     ):
         first = await start_worker(engine, tmp_path, ("close.before",))
         await sessions.start_session("s", f"{SINGLE} hang")

@@ -21,7 +21,7 @@ from dex_agents.testing import (
 TURN_S = 60.0
 
 
-def client_of(
+def crash_client(
     engine: PrivateEngine, folder: Path
 ) -> AbstractAsyncContextManager[AgentSessionClient]:
     return session_client(
@@ -61,7 +61,7 @@ async def test_a_worker_that_is_killed_once(
 ) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine, tmp_path) as sessions,
+        crash_client(engine, tmp_path) as sessions,
     ):
         first = await start_worker(engine, tmp_path, (place,))
         await sessions.start_session("s", message)
@@ -89,7 +89,7 @@ async def test_a_worker_that_is_killed_once(
 async def test_an_interrupt_and_its_answer_survive_the_engine(tmp_path: Path) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine, tmp_path) as sessions,
+        crash_client(engine, tmp_path) as sessions,
     ):
         worker = await start_worker(engine, tmp_path)
         await sessions.start_session("s", f"{SINGLE} approve")
@@ -115,7 +115,7 @@ async def test_an_interrupt_and_its_answer_survive_the_engine(tmp_path: Path) ->
 async def test_waits_of_one_response_are_stored_together_by_their_place(tmp_path: Path) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine, tmp_path) as sessions,
+        crash_client(engine, tmp_path) as sessions,
     ):
         first = await start_worker(engine, tmp_path, ("model.after_call",))
         await sessions.start_session("s", f"{SINGLE} two approve")

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from core.crash_agent import build_flow_of_folder
 from core.kill_matrix import COLUMNS, ROWS, Outcome, render, run_cell, start_worker
-from dex_agents.testing import private_engine
-from support.serving import client_of
+from dex_agents.testing import private_engine, session_client
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "kill-matrix.md"
 _TABLE = re.compile(r"^\| A Worker is killed.*?(?=\n\n|\Z)", re.DOTALL | re.MULTILINE)
@@ -24,7 +23,7 @@ async def _column(
 ) -> dict[tuple[str, str], Outcome | None]:
     folder.mkdir()
     flow = build_flow_of_folder(folder)
-    async with client_of(server_address, flow, folder / "client-cache") as sessions:
+    async with session_client(flow, server_address=server_address) as sessions:
         worker = await start_worker(server_address, folder, column)
         try:
             # One after the other: a kill must hit no other cell.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from core.test_crashes import TURN_S, client_of, start_worker
+from core.test_crashes import TURN_S, crash_client, start_worker
 from dex_agents import (
     AgentSessionClient,
     ForkedSession,
@@ -37,7 +37,7 @@ async def user_texts(sessions: AgentSessionClient, session_id: str = "s") -> lis
 async def test_a_worker_that_dies_while_it_rewinds(tmp_path: Path) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine, tmp_path) as sessions,
+        crash_client(engine, tmp_path) as sessions,
     ):
         first = await start_worker(engine, tmp_path, ("rewind.before",))
         await three_turns(sessions)
@@ -61,7 +61,7 @@ async def test_a_worker_that_dies_while_it_rewinds(tmp_path: Path) -> None:
 async def test_an_engine_that_dies_behind_a_rewind(tmp_path: Path) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine, tmp_path) as sessions,
+        crash_client(engine, tmp_path) as sessions,
     ):
         worker = await start_worker(engine, tmp_path)
         await three_turns(sessions)
@@ -80,7 +80,7 @@ async def test_an_engine_that_dies_behind_a_rewind(tmp_path: Path) -> None:
 async def test_a_worker_that_dies_while_a_session_is_forked(tmp_path: Path) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine, tmp_path) as sessions,
+        crash_client(engine, tmp_path) as sessions,
     ):
         first = await start_worker(engine, tmp_path, ("fork.before",))
         await three_turns(sessions)

@@ -25,9 +25,8 @@ from dex_agents import (
     TracingOptions,
 )
 from dex_agents._session import steps_turn
-from dex_agents.testing import WorkerProcess, private_engine
+from dex_agents.testing import WorkerProcess, private_engine, session_client
 from support.explored_agents import SPANS_FILE, traced
-from support.serving import client_of
 
 SECRET = "a secret of the user"
 
@@ -96,7 +95,7 @@ async def test_one_turn_is_one_trace(stages: Stages) -> None:
 async def test_a_turn_of_several_processes_and_a_crash_is_one_trace(tmp_path: Path) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine.address, traced(tmp_path), tmp_path / "cache") as sessions,
+        session_client(traced(tmp_path), server_address=engine.address) as sessions,
     ):
 
         async def start(*failpoints: str) -> WorkerProcess:

@@ -12,7 +12,7 @@ import pytest
 
 from dex_agents._quiet_logs import LostEngineFilter, RepeatFilter
 from dex_agents.testing import Ledger, WorkerProcess, private_engine
-from support.kit_flow import client_of
+from support.kit_flow import kit_client
 
 LOGGER = logging.getLogger("test_quiet_logs")
 
@@ -103,7 +103,7 @@ def test_only_the_loss_of_the_engine_is_put_shortly(
 async def test_a_killed_engine_is_one_line_in_the_log_of_a_worker(tmp_path: Path) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine, tmp_path) as (client, flow),
+        kit_client(engine, tmp_path) as (client, flow),
     ):
         worker = await WorkerProcess.start(
             "support.kit_flow:build_flow", server_address=engine.address, data_dir=tmp_path

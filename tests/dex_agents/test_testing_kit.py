@@ -25,7 +25,7 @@ from dex_agents.testing import (
     read_step_shape,
 )
 from dex_agents.testing._process import ChildProcess
-from support.kit_flow import AFTER_WORK, NOISE_ENV, client_of
+from support.kit_flow import AFTER_WORK, NOISE_ENV, kit_client
 from support.polling import until
 from support.processes import is_running
 
@@ -42,7 +42,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[PrivateEngine]:
 async def test_history_of_a_flow(engine: PrivateEngine, tmp_path: Path) -> None:
     before = datetime.now(UTC)
     worker = await WorkerProcess.start(BUILD, server_address=engine.address, data_dir=tmp_path)
-    async with client_of(engine, tmp_path) as (client, flow):
+    async with kit_client(engine, tmp_path) as (client, flow):
         await client.start_flow(flow, "one", 0.2)
         await client.wait_for_flow("one", timedelta(seconds=30))
     # A command that a tool runs inherits it, and would wait for ever for the end of a pipe.
@@ -76,7 +76,7 @@ async def test_failpoint_kills_once(engine: PrivateEngine, tmp_path: Path) -> No
         )
 
     first = await start()
-    async with client_of(engine, tmp_path) as (client, flow):
+    async with kit_client(engine, tmp_path) as (client, flow):
         await client.start_flow(flow, "one", 0.0)
         assert await first.wait() == -signal.SIGKILL
         assert is_failpoint_reached(AFTER_WORK, tmp_path)
@@ -97,7 +97,7 @@ async def test_killed_worker_and_engine(engine: PrivateEngine, tmp_path: Path) -
     address = engine.address
     with pytest.raises(RuntimeError, match="still runs"):
         await engine.restart()
-    async with client_of(engine, tmp_path) as (client, flow):
+    async with kit_client(engine, tmp_path) as (client, flow):
         await client.start_flow(flow, "one", 0.0)
         await client.wait_for_flow("one", timedelta(seconds=30))
     worker.kill()
@@ -112,7 +112,7 @@ async def test_worker_that_prints_a_lot_goes_on(engine: PrivateEngine, tmp_path:
     worker = await WorkerProcess.start(
         BUILD, server_address=engine.address, data_dir=tmp_path, env={NOISE_ENV: "1000000"}
     )
-    async with client_of(engine, tmp_path) as (client, flow):
+    async with kit_client(engine, tmp_path) as (client, flow):
         await client.start_flow(flow, "one", 0.0)
         await client.wait_for_flow("one", timedelta(seconds=30))
     assert await worker.stop() == 0

@@ -19,7 +19,7 @@ from dex_agents import agent_worker_options, run_agent_workers
 from dex_agents._worker import _Place, _Supervisor, run_with_uvloop
 from dex_agents._worker_main import build_flows
 from dex_agents.testing import Ledger, PrivateEngine, private_engine
-from support.kit_flow import KitFlow, client_of
+from support.kit_flow import KitFlow, kit_client
 from support.processes import is_running
 
 MAIN = """
@@ -169,7 +169,7 @@ async def test_running_steps_end_before_the_program_does(
     ledger = Ledger(tmp_path / "ledger.jsonl")
     with program(engine, tmp_path, processes=2) as running:
         running.wait_for(lambda: len(running.ready()) == 2)
-        async with client_of(engine, tmp_path) as (client, flow):
+        async with kit_client(engine, tmp_path) as (client, flow):
             await client.start_flow(flow, "one", 1.5)
             running.wait_for(lambda: ledger.count("began") == 1)
             running.process.send_signal(number)
@@ -186,7 +186,7 @@ async def test_dead_child_is_replaced(engine: PrivateEngine, tmp_path: Path) -> 
         os.kill(first, signal.SIGKILL)
         running.wait_for(lambda: len(running.ready()) == 2)
         assert f"{first} ended with code -9, a new one starts in 0.5 s" in running.text()
-        async with client_of(engine, tmp_path) as (client, flow):
+        async with kit_client(engine, tmp_path) as (client, flow):
             await client.start_flow(flow, "one", 0.0)
             await client.wait_for_flow("one", timedelta(seconds=30))
         assert Ledger(tmp_path / "ledger.jsonl").count("worked", pid=running.ready()[1]) == 1
@@ -225,7 +225,7 @@ async def test_second_signal_ends_at_once(engine: PrivateEngine, tmp_path: Path)
     ledger = Ledger(tmp_path / "ledger.jsonl")
     with program(engine, tmp_path) as running:
         running.wait_for(lambda: len(running.ready()) == 1)
-        async with client_of(engine, tmp_path) as (client, flow):
+        async with kit_client(engine, tmp_path) as (client, flow):
             await client.start_flow(flow, "one", 25.0)
             running.wait_for(lambda: ledger.count("began") == 1)
         running.process.terminate()

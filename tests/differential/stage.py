@@ -14,11 +14,11 @@ from dex_agents.testing import (
     is_failpoint_reached,
     play_session,
     private_engine,
+    session_client,
 )
 from differential.judge import PlainRun, judge
 from differential.plans import plan_of
 from differential.served import build_flow, world_file
-from support.serving import client_of
 
 SESSION_S = 100.0
 
@@ -63,8 +63,8 @@ async def open_stage(folder: Path, failpoints: Sequence[str] = ()) -> AsyncItera
             respawn=True,
         )
         try:
-            flow, cache = build_flow(folder), folder / "client-cache"
-            async with client_of(engine.address, flow, cache) as sessions:
+            flow = build_flow(folder)
+            async with session_client(flow, server_address=engine.address) as sessions:
                 yield Stage(engine, folder, sessions)
         finally:
             await worker.stop()

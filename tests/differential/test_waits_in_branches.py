@@ -22,12 +22,12 @@ from dex_agents.testing import (
     Reply,
     WorkerProcess,
     private_engine,
+    session_client,
 )
 from differential.judge import judge, play_plain
 from differential.plans import plan_of
 from differential.served import build_flow, world_file
 from differential.stage import Stage, open_stage
-from support.serving import client_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TURN_S = 60.0
@@ -165,7 +165,7 @@ async def test_each_answer_finds_another_process(tmp_path: Path) -> None:
     rounds = max(map(len, waits.values()))
     async with (
         private_engine(tmp_path / "e.db") as engine,
-        client_of(engine.address, build_flow(tmp_path), tmp_path / "client-cache") as sessions,
+        session_client(build_flow(tmp_path), server_address=engine.address) as sessions,
     ):
         for session_id in BY_OTHERS:
             await sessions.start_session(session_id, *plan_of(session_id).messages)

@@ -23,6 +23,7 @@ from dex_agents.testing import (
     is_failpoint_reached,
     play_session,
     private_engine,
+    session_client,
 )
 from e2e.chaos_agent import build_flow
 from e2e.invariants import (
@@ -31,7 +32,6 @@ from e2e.invariants import (
     check_no_answer_asked_again,
     check_requests,
 )
-from support.serving import client_of
 
 TURN_S = 60.0
 ORDERS = ("order-1", "order-2")
@@ -69,7 +69,7 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
     """A private engine and a client."""
     async with (
         private_engine(folder / "engine.db") as engine,
-        client_of(engine.address, build_flow(folder), folder / "client-cache") as sessions,
+        session_client(build_flow(folder), server_address=engine.address) as sessions,
     ):
         yield Scene(engine, folder, sessions)
 

@@ -11,10 +11,10 @@ from dex_agents.testing import (
     WorkerProcess,
     private_engine,
     read_step_history,
+    session_client,
     step_shape,
 )
 from e2e.long_agent import BULK, build_flow, ledger
-from support.serving import client_of
 
 TURN_S = 60.0
 
@@ -27,7 +27,7 @@ async def test_one_summary_is_stored_and_the_turn_uses_its_tool(
 ) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine.address, build_flow(tmp_path), tmp_path / "cache") as sessions,
+        session_client(build_flow(tmp_path), server_address=engine.address) as sessions,
     ):
         start: Any = {"server_address": engine.address, "data_dir": tmp_path}
         flow = "e2e.long_agent:build_flow"

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from dex_agents import LocalDirectoryMediaStore
-from dex_agents.testing import WorkerProcess, private_engine
+from dex_agents.testing import WorkerProcess, private_engine, session_client
 from e2e.image_agent import CHART, URL_FILE, build_flow
 from support.gemini_server import Answer, GeminiServer, call_part, say
-from support.serving import client_of
 
 TURN_S = 60.0
 PHOTO = b"\xff\xd8\xff\xe0" + bytes(range(255, 0, -1)) * 4
@@ -34,7 +33,7 @@ async def test_a_repeated_model_call_sends_the_same_bytes(
         photo = await LocalDirectoryMediaStore(tmp_path / "media").put_image(PHOTO)
         async with (
             private_engine(tmp_path / "engine.db") as engine,
-            client_of(engine.address, flow, tmp_path / "cache") as sessions,
+            session_client(flow, server_address=engine.address) as sessions,
         ):
             start: Any = {"server_address": engine.address, "data_dir": tmp_path}
             place = "e2e.image_agent:build_flow"

@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from dex_agents.testing import WorkerProcess, is_failpoint_reached, play_session, private_engine
+from dex_agents.testing import (
+    WorkerProcess,
+    is_failpoint_reached,
+    play_session,
+    private_engine,
+    session_client,
+)
 from e2e.parallel_agent import SIGNATURE, build_agent, build_flow, ledger
 from support.adk_oracle import World, run_plain
-from support.serving import client_of
 from support.tree_oracle import history_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:ParallelAgent is deprecated")
@@ -30,7 +35,7 @@ async def test_an_answer_that_arrived_is_not_asked_for_again(tmp_path: Path) -> 
             respawn=True,
         )
         flow = build_flow(tmp_path)
-        async with client_of(engine.address, flow, tmp_path / "client") as sessions:
+        async with session_client(flow, server_address=engine.address) as sessions:
             played = await play_session(sessions, "s", ["go"])
             usage = (await sessions.get_agent_snapshot("s")).usage
         await worker.stop()

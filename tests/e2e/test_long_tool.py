@@ -9,10 +9,15 @@ import pytest
 from google.adk.agents import LlmAgent
 
 from dex_agents import AgentSessionFlow, ToolEffect, ToolPolicy
-from dex_agents.testing import Ledger, WorkerProcess, private_engine, read_step_history
+from dex_agents.testing import (
+    Ledger,
+    WorkerProcess,
+    private_engine,
+    read_step_history,
+    session_client,
+)
 from dex_agents_google_adk import adk_agent_session_flow
 from dex_agents_google_adk.testing import ScriptedModel, tool_call
-from support.serving import client_of
 
 BLOCKS_S = 90.0
 
@@ -42,7 +47,7 @@ def build_flow(data_dir: Path) -> AgentSessionFlow:
 async def test_a_tool_that_blocks_for_90_s_finishes_in_one_attempt(tmp_path: Path) -> None:
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine.address, build_flow(tmp_path), tmp_path / "client-cache") as sessions,
+        session_client(build_flow(tmp_path), server_address=engine.address) as sessions,
     ):
         worker = await WorkerProcess.start(
             "e2e.test_long_tool:build_flow", server_address=engine.address, data_dir=tmp_path

@@ -116,7 +116,7 @@ def die() -> KitFlow:
 
 
 @contextlib.asynccontextmanager
-async def client_of(
+async def kit_client(
     engine: PrivateEngine, folder: Path
 ) -> AsyncIterator[tuple[AsyncClient, KitFlow]]:
     """A client of the Flow that other processes serve."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from dex import (
@@ -19,7 +18,6 @@ from dex import (
 )
 
 from dex_agents import AgentSessionClient, AgentSessionFlow, agent_worker_options
-from dex_agents.testing import session_client
 
 
 @contextlib.asynccontextmanager
@@ -49,10 +47,3 @@ async def serve_client(
         await client.close()
         await worker.stop()
         await serving
-
-
-def client_of(
-    address: str, flow: AgentSessionFlow, cache_folder: Path
-) -> AbstractAsyncContextManager[AgentSessionClient]:
-    """A client of sessions that other processes serve."""
-    return session_client(flow, server_address=address, cache_dir=cache_folder)

@@ -22,7 +22,7 @@ from dex_agents import (
     RunModelRequest,
     SessionNotFoundError,
 )
-from dex_agents.testing import WorkerProcess, private_engine
+from dex_agents.testing import WorkerProcess, private_engine, session_client
 from dex_agents.ui_stream import (
     AiSdkEncoder,
     Position,
@@ -33,7 +33,6 @@ from dex_agents.ui_stream import (
 )
 from dex_agents.ui_stream.ag_ui import AgUiEncoder, answer_resume
 from support.ai_sdk import read_streams
-from support.serving import client_of
 from ui_stream.streaming_agent import build_flow
 
 TURN_S = 40.0
@@ -334,7 +333,7 @@ async def test_a_worker_that_dies_while_it_streams(engine_dies_too: bool, tmp_pa
     flow = build_flow(tmp_path)
     async with (
         private_engine(tmp_path / "engine.db") as engine,
-        client_of(engine.address, flow, tmp_path / "client-cache") as sessions,
+        session_client(flow, server_address=engine.address) as sessions,
     ):
 
         async def start_worker() -> WorkerProcess:

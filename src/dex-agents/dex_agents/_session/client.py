@@ -59,6 +59,7 @@ class AgentSessionClient:
         Raises:
             SessionAlreadyExistsError: The id was used before with another first message or state.
             InvalidInputError: An argument is refused; nothing was stored.
+            SessionUnavailableError: No engine answered in time; call again. It needs no Worker.
         """
         checks.check_session_id(session_id)
         self._check_text("text", text)
@@ -101,10 +102,12 @@ class AgentSessionClient:
     ) -> str:
         """Send a message into the open turn; its next model call reads it. Returns its id.
 
-        A model call or tool that runs goes on. If no turn is open, or the turn ends before a model
-        call has read it, it opens a turn of its own like any queued message.
+        A model call or tool that runs goes on. A session that is idle, or whose turn ends before a
+        model call has read it, opens a turn with it, as with :meth:`send_user_message`: nothing that
+        was taken is lost.
 
         Args:
+            text: At most 16 KiB as UTF-8.
             message_id: As in :meth:`send_user_message`.
 
         Raises:
@@ -139,6 +142,8 @@ class AgentSessionClient:
 
         Raises:
             SessionNotFoundError: There is no session of this id.
+            InvalidInputError: The session id is refused, or is one of another Flow type.
+            SessionUnavailableError: No Worker or no engine answered in time.
         """
         checks.check_session_id(session_id)
         return await reading.snapshot(self._connection, session_id)
@@ -215,8 +220,9 @@ class AgentSessionClient:
                 once, and is no second answer, up to the end of the turn after.
 
         Raises:
-            InterruptError: It is not pending, was already answered, has expired, or is another one
-                than shown; nothing changed, and the text says which.
+            InterruptError: It is not pending, was already answered (also with the same answer, unless
+                its ``answer_id`` is given again), has expired, or is another one than shown; nothing
+                changed, and the text says which.
             RequestIdReusedError: ``answer_id`` was used for another answer to it, which counts.
             SessionNotFoundError, SessionClosedError: There is no open session of this id.
             InvalidInputError: An argument is refused; nothing was stored.
@@ -290,7 +296,7 @@ class AgentSessionClient:
                 else, or the state is not that of its own request; nothing changed.
             InvalidInputError: An argument is refused, for example a reference that looks like the
                 secret itself; nothing was stored.
-            SessionNotFoundError, SessionClosedError, SessionUnavailableError:
+            SessionNotFoundError, SessionClosedError, SessionUnavailableError, RequestIdReusedError:
                 As in :meth:`resolve_interrupt`.
         """
         checks.check_session_id(session_id)
@@ -411,8 +417,9 @@ class AgentSessionClient:
 
         Raises:
             SessionNotFoundError: There is no session of this id.
-            InvalidInputError: ``turns`` is not 1 to 100, or ``before_turn`` not 1 to one more than
-                the turns that are done.
+            InvalidInputError: ``turns`` is not 1 to 100, ``before_turn`` not 1 to one more than the
+                turns that are done, or another argument is refused.
+            SessionUnavailableError: No Worker or no engine answered in time.
         """
         checks.check_session_id(session_id)
         checks.check_page(before_turn, turns)
@@ -445,13 +452,17 @@ class AgentSessionClient:
         """Wait until so many turns have ended. Needs no Worker while it waits.
 
         Args:
-            turns_done: Number of the turn whose end is waited for.
+            turns_done: Number of the turn whose end is waited for, 0 for none. Turns that a rewind
+                has removed count.
             timeout_s: Seconds, at most a year.
 
         Raises:
-            TurnWaitTimeoutError: They have not within ``timeout_s`` seconds; the session goes on.
+            TurnWaitTimeoutError: They have not within ``timeout_s`` seconds; the session goes on. It
+                comes up to 2 seconds late, as it says what the session waits for.
             SessionNotFoundError, SessionClosedError: There is no open session of this id.
             InvalidInputError: An argument is refused.
+            SessionUnavailableError: The engine is away, or the turns have ended and no Worker shows
+                how the session stands.
         """
         checks.check_session_id(session_id)
         checks.check_wait(turns_done, timeout_s)
@@ -463,8 +474,13 @@ class AgentSessionClient:
     ) -> AgentSnapshot:
         """Wait until so many turns have ended, or the session waits for a person.
 
+        Args:
+            turns_done, timeout_s: As in :meth:`wait_for_turn`.
+
         Raises:
-            TurnWaitTimeoutError: Neither happened in ``timeout_s`` seconds; the session goes on.
+            TurnWaitTimeoutError: Neither happened in ``timeout_s`` seconds, or no Worker answered in
+                them; the session goes on.
+            SessionUnavailableError: The engine is away.
             SessionNotFoundError, SessionClosedError: There is no open session of this id.
             InvalidInputError: An argument is refused.
         """

@@ -38,17 +38,18 @@ from dex_agents._session.waiting import wait_for_turns
 
 _CANCEL_S = 10.0
 _CLOSE_WAIT = timedelta(seconds=10)
+_ONCE = ", and an answer cannot be changed; the same call again counts as this answer only with its answer_id"
 _ANSWER_REFUSALS = {
     # A Worker of an earlier release does not say which it is.
     "not_pending": (
         "is not pending: it was answered, it expired, its turn ended, or it never existed"
     ),
-    "already_answered": "was already answered; an answer cannot be changed",
+    "already_answered": f"was already answered{_ONCE}",
     "expired": "has expired; the call counts as rejected",
     "arguments_differ": "asks for other arguments than the digest that was given",
 }
 _WHY_GONE = {
-    "answered": "is not pending: it was answered, and an answer cannot be changed",
+    "answered": f"is not pending: it was answered{_ONCE}",
     "expired": "is not pending: its deadline passed before anybody answered",
     "turn_ended": "is not pending: its turn ended before anybody answered",
     "forgotten": "is not pending: its turn has ended, and how it ended is no longer kept",
@@ -140,7 +141,10 @@ async def answer_interrupt(
 ) -> None:
     """Answer an interrupt, which alone is locked meanwhile."""
     if not is_interrupt_id(interrupt_id):
-        raise InterruptError(f"interrupt {interrupt_id!r:.200} {_WHY_GONE['unknown']}")
+        raise InterruptError(
+            f"interrupt {interrupt_id!r:.200} of session {session_id!r} {_WHY_GONE['unknown']}; see "
+            "snapshot.pending_interrupts"
+        )
     options = RPCInvokeOptions(
         lock_attribute_map_instances=(resources.interrupts.lock(interrupt_id),),
         load_attribute_map_instances=(
@@ -186,7 +190,7 @@ async def cancel(connection: SessionConnection, session_id: str, turn_id: str | 
         except TurnWaitTimeoutError:
             raise SessionUnavailableError(
                 f"turn {turn_id} of session {session_id!r} was stopped, and its end is stored as "
-                f"soon as a Worker takes it; {_serves(connection)}"
+                f"soon as a Worker takes it; {connection.missing_worker}"
             ) from None
         except SessionClosedError:
             pass  # closed in between; the snapshot still tells
@@ -205,16 +209,16 @@ async def _open_turn(connection: SessionConnection, session_id: str) -> str:
 async def close(connection: SessionConnection, session_id: str, reason: str) -> ClosedSession:
     """End the session, wait for its end, and count what it cut off."""
     try:
-        async with connection.errors(session_id):
-            rpc = connection.flow.close_session_rpc
-            await connection.call(rpc, session_id, {"reason": clean_text(reason)})
+        rpc = connection.flow.close_session_rpc
+        await connection.call(rpc, session_id, {"reason": clean_text(reason)})
+        async with connection.errors(session_id, _CLOSE_WAIT.total_seconds()):
             await connection.client.wait_for_flow(session_id, _CLOSE_WAIT)
     except SessionClosedError:
         pass
     except LongPollTimeoutError:
         raise SessionUnavailableError(
             f"session {session_id!r} takes no more commands, and its end is stored as soon as "
-            f"a Worker takes it; {_serves(connection)}"
+            f"a Worker takes it; {connection.missing_worker}"
         ) from None
     return _closed_session(await snapshot_data(connection, session_id))
 
@@ -227,7 +231,3 @@ def _closed_session(data: Any) -> ClosedSession:
         dropped_messages=data["queued_messages"] + bool(data["is_starting"]),
         cancelled_turn=last["turn_id"] if is_cut else "",
     )
-
-
-def _serves(connection: SessionConnection) -> str:
-    return f"check that one serves Flow type {connection.flow.get_flow_type()}"

@@ -33,6 +33,9 @@ from dex_agents._session.encoding import decode, encode
 from dex_agents._session.flow import AgentSessionFlow
 
 LOCK_WAIT_S = 5.0
+ANSWER_S = 90.0
+"""Seconds for an answer to come. An engine gives up sooner on a Worker that does not answer; this is
+for one that hangs, or that the network swallows."""
 # What gRPC calls an engine that is not there, or that went away before it had answered.
 _ENGINE_AWAY = (
     grpc.StatusCode.UNAVAILABLE,
@@ -115,11 +118,33 @@ class SessionConnection:
         """Whether the session has not ended."""
         return await self.status(session_id) is FlowStatus.RUNNING
 
+    @property
+    def missing_worker(self) -> str:
+        """What to look at where no Worker answers."""
+        return (
+            f"check that a Worker serves Flow type {self.flow.get_flow_type()!r}, whose task queue its "
+            "work waits in, at the same engine"
+        )
+
     @contextlib.asynccontextmanager
-    async def errors(self, session_id: str) -> AsyncIterator[None]:
-        """Gives the SDK's errors the session's words."""
+    async def errors(self, session_id: str, waits_s: float = 0.0) -> AsyncIterator[None]:
+        """Gives the SDK's errors the session's words, also of an engine that never answers.
+
+        Args:
+            waits_s: Seconds that the engine is asked to wait before it answers.
+        """
+        within_s = waits_s + ANSWER_S
+        limit = asyncio.timeout(within_s)
         try:
-            yield
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise SessionUnavailableError(
+                f"the engine did not answer for session {session_id!r} within {within_s:g} s; it may "
+                "hang, or the network to the client's server_address swallows what is sent; call again"
+            ) from None
         except FlowNotFoundError:
             raise not_found(session_id) from None
         except FlowNotActiveOrNotFoundError:
@@ -132,8 +157,8 @@ class SessionConnection:
             if error.worker_code is not None or error.worker_error_type:
                 raise
             raise SessionUnavailableError(
-                f"no Worker answered for session {session_id!r}: {error.detail}; check that a "
-                f"Worker serves Flow type {self.flow.get_flow_type()}, then call again"
+                f"no Worker answered for session {session_id!r}: {error.detail}; "
+                f"{self.missing_worker}, then call again"
             ) from error
         except DexServiceError as error:
             if error.code not in _ENGINE_AWAY:

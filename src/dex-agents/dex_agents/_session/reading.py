@@ -18,7 +18,7 @@ from dex import (
 
 from dex_agents._errors import InvalidInputError, SessionUnavailableError
 from dex_agents._session.branch import messages_of, read_branch, read_pages
-from dex_agents._session.connection import SessionConnection, not_found
+from dex_agents._session.connection import ANSWER_S, SessionConnection, not_found
 from dex_agents._session.views import (
     AgentEventBatch,
     AgentSnapshot,
@@ -96,9 +96,12 @@ async def events(
     token = resume_token
     while True:
         try:
-            message = await connection.client.read_stream(
-                session_id, connection.flow.event_stream, token, _EVENT_POLL
-            )
+            async with asyncio.timeout(_EVENT_POLL.total_seconds() + ANSWER_S):
+                message = await connection.client.read_stream(
+                    session_id, connection.flow.event_stream, token, _EVENT_POLL
+                )
+        except TimeoutError:
+            raise _broken_off(session_id, "the engine does not answer") from None
         except LongPollTimeoutError:
             if not await connection.is_open(session_id):
                 return
@@ -107,10 +110,7 @@ async def events(
             if error.code is grpc.StatusCode.NOT_FOUND:
                 raise not_found(session_id) from None
             if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
-                raise SessionUnavailableError(
-                    f"the live events of session {session_id!r} broke off: {error.detail}; "
-                    "read on from the newest resume_token"
-                ) from error
+                raise _broken_off(session_id, error.detail) from error
             raise InvalidInputError(
                 f"resume_token {token!r} belongs to no events of session {session_id!r}; "
                 'use "" for all that are kept'
@@ -118,3 +118,10 @@ async def events(
         token = message.resume_token
         batch = tuple(event_from_json(item) for item in json.loads(message.value))
         yield AgentEventBatch(batch, token)
+
+
+def _broken_off(session_id: str, why: str) -> SessionUnavailableError:
+    return SessionUnavailableError(
+        f"the live events of session {session_id!r} broke off: {why}; read on from the newest "
+        "resume_token"
+    )

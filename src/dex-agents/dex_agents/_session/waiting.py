@@ -29,6 +29,8 @@ async def wait_for_turns(
     connection: SessionConnection, session_id: str, turns_done: int, timeout_s: float
 ) -> None:
     """Wait until so many turns have ended."""
+    if turns_done == 0:
+        return  # there is nothing to wait for, and the counter begins with the first turn's end
     deadline = time.monotonic() + timeout_s
     what = f"did not end turn {turns_done}"
     done = AttributeMatch.greater_than_or_equal(turns_done)
@@ -42,7 +44,7 @@ async def wait_until_settled(
     deadline = time.monotonic() + timeout_s
     what = f"neither ended turn {turns_done} nor asked a person"
     while True:
-        snapshot = await _snapshot(connection, session_id, deadline)
+        snapshot = await _snapshot(connection, session_id, deadline, what)
         if snapshot.turns_done >= turns_done or snapshot.pending_interrupts:
             return snapshot
         # Not "greater": Steps side by side take it from clocks of their own.
@@ -68,7 +70,7 @@ async def _wait(
         options = WaitForAttributeOptions(request_timeout=timedelta(seconds=math.ceil(left)))
         try:
             async with asyncio.timeout(left):
-                async with connection.errors(session_id):
+                async with connection.errors(session_id, left):
                     await connection.client.wait_for_attribute_match(
                         session_id, attribute, match, options
                     )
@@ -78,20 +80,20 @@ async def _wait(
         except SessionUnavailableError as error:
             await _bear(error, deadline)
         except (RequestTimeoutError, TimeoutError):
-            raise TurnWaitTimeoutError(
-                f"session {session_id!r} {what} in time: "
-                f"{await _why_not(connection, session_id)}; it goes on, wait again"
-            ) from None
+            raise _timeout(session_id, what, await _why_not(connection, session_id)) from None
 
 
 async def _snapshot(
-    connection: SessionConnection, session_id: str, deadline: float
+    connection: SessionConnection, session_id: str, deadline: float, what: str
 ) -> AgentSnapshot:
     while True:
         try:
-            return await stored_snapshot(connection, session_id)
+            async with asyncio.timeout(max(deadline - time.monotonic(), 0.001)):
+                return await stored_snapshot(connection, session_id)
         except SessionUnavailableError as error:
             await _bear(error, deadline)
+        except TimeoutError:
+            raise _timeout(session_id, what, _no_worker(connection)) from None
 
 
 async def _bear(error: SessionUnavailableError, deadline: float) -> None:
@@ -106,8 +108,18 @@ async def _why_not(connection: SessionConnection, session_id: str) -> str:
         async with asyncio.timeout(_LOOK_S):
             snapshot = await stored_snapshot(connection, session_id)
     except (SessionUnavailableError, TimeoutError):
-        return f"no Worker answers that serves Flow type {connection.flow.get_flow_type()}"
+        return _no_worker(connection)
     waiting = [f"{i.tool_name} ({i.interrupt_id})" for i in snapshot.pending_interrupts]
     if waiting:
         return f"it waits for an answer about {', '.join(waiting)}"
     return f"it is {snapshot.status}, {snapshot.turns_done} turns are done"
+
+
+def _timeout(session_id: str, what: str, why: str) -> TurnWaitTimeoutError:
+    return TurnWaitTimeoutError(
+        f"session {session_id!r} {what} in time: {why}; it goes on, wait again"
+    )
+
+
+def _no_worker(connection: SessionConnection) -> str:
+    return f"no Worker answers; {connection.missing_worker}"
