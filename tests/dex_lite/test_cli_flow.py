@@ -147,9 +147,9 @@ async def test_show_a_waiting_run(app: App) -> None:
     done = await command("flow", "show", "box", address=app.address)
     first, second = done.out.splitlines()[3:]
     assert "✓ Listen-1  wait_for " in first
-    assert " for timer 0, 60 s and channel inbox (1), execute " in first
+    assert " for timer 0 (1 min 0 s) or channel inbox (1), execute " in first
     assert "… Listen-2  " in second
-    assert second.endswith("waiting for timer 0, 60 s and channel inbox (1)")
+    assert second.endswith("waiting for timer 0 (1 min 0 s) or channel inbox (1)")
 
 
 async def test_a_flow_that_no_worker_serves(tmp_path: Path) -> None:
@@ -275,6 +275,10 @@ async def test_stop(app: App, how: str, status: str) -> None:
 
 
 async def test_what_does_not_exist(app: App) -> None:
+    await waiting(app)
+    await command("flow", "stop", "box", address=app.address)
+    line = (await command("flow", "stop", "box", address=app.address)).refusal(1)
+    assert "Flow 'box' is closed. `dex-lite flow show` says how it ended." in line
     for arguments in (["show", "no"], ["history", "no"], ["stop", "no"], ["watch", "no"]):
         line = (await command("flow", *arguments, address=app.address)).refusal(1)
         assert "'no' does not exist" in line

@@ -31,7 +31,7 @@ def run() -> RunView:
             name,
             "",
             "waiting",
-            waits_for=[f"channel {CHANNEL} (1)", f"timer {name}, 60 s"],
+            wait_text=f"channel {CHANNEL} (1) or timer {name} (60 s)",
         )
         for name in NAMES
     ]

@@ -16,6 +16,7 @@ import pytest
 from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._cli import _payloads
+from dex_lite._cli._conditions import each_condition, whole_condition
 from support.cli import command, spawn
 from support.frame_flow import Frames, frames, text, write
 
@@ -171,3 +172,28 @@ def _on_terminal(*arguments: str) -> str:
             written += part
         assert done.wait(60) == 0
     return written.decode()
+
+
+def test_a_wait_says_which_conditions_have_to_come() -> None:
+    condition = pb.WaitingCondition(
+        waiting_condition_type="WAITING_CONDITION_TYPE_ALL_COMPLETED",
+        timer_conditions=[pb.TimerCondition(duration_seconds=90, condition_id="late")],
+        channel_conditions=[
+            pb.ChannelCondition(channel_name="a", condition_id="a", at_least=2, at_most=3),
+            pb.ChannelCondition(channel_name="b", condition_id="b"),
+        ],
+        sub_flow_conditions=[pb.SubFlowCondition(sub_flow_type="Child")],
+        condition_combinations=[
+            pb.ConditionCombination(condition_ids=["late", "a"]),
+            pb.ConditionCombination(condition_ids=["b"]),
+        ],
+    )
+    each = ["timer late (1 min 30 s)", "channel a (2 to 3)", "channel b (1)", "subflow 0 (Child)"]
+    assert each_condition(condition) == each
+    assert whole_condition(condition) == " and ".join(each)
+    condition.waiting_condition_type = pb.WAITING_CONDITION_TYPE_ANY_COMPLETED
+    assert whole_condition(condition) == " or ".join(each)
+    condition.waiting_condition_type = pb.WAITING_CONDITION_TYPE_ANY_COMBINATION_COMPLETED
+    assert whole_condition(condition) == (
+        "timer late (1 min 30 s) and channel a (2 to 3), or channel b (1)"
+    )

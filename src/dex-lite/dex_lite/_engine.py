@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from dex.dexpb import dex_pb2 as pb
+
 from dex_lite._attempts import Attempts
 from dex_lite._blobs import Blobs
 from dex_lite._dialer import Dialer
@@ -453,7 +455,7 @@ def _note_run(state: RunState) -> None:
         flow_id=state.flow_id,
         run_id=state.run_id,
         flow_type=state.flow_type,
-        status=state.status,
+        status=pb.FlowStatus.Name(state.status).removeprefix("FLOW_STATUS_").lower(),
     )
 
 

@@ -186,7 +186,7 @@ def state(
 
 
 def _detail(step: _run_view.StepView) -> str:
-    parts = [step.error or "; ".join(step.waits_for), _tree.NEEDS_WORKER * step.needs_worker]
+    parts = [step.error or step.wait_text, _tree.NEEDS_WORKER * step.needs_worker]
     return "; ".join(filter(None, parts))
 
 
@@ -212,6 +212,7 @@ def _state_data(view: _run_view.RunView, live: pb.GetFlowStateResponse) -> dict[
                 "step_type": step.step_type,
                 "state": step.state,
                 "waits_for": step.waits_for,
+                "waits_for_text": step.wait_text or None,
                 "error": step.error or None,
                 "needs_worker": step.needs_worker,
             }

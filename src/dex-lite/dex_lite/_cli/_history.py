@@ -7,8 +7,9 @@ from typing import Any
 from dex.dexpb import dex_pb2 as pb
 from google.protobuf.json_format import MessageToDict, ParseDict
 
+from dex_lite._cli._conditions import whole_condition
 from dex_lite._cli._payloads import BASE64
-from dex_lite._cli._run_view import conditions, event_kind, failure_text
+from dex_lite._cli._run_view import event_kind, failure_text
 from dex_lite._cli._show_values import (
     clock,
     enum_name,
@@ -103,7 +104,8 @@ def _step_parts(kind: str, body: Any) -> list[str]:
     if kind.endswith("_failed"):
         parts.append(failure_text(body.output.failure))
     elif kind == "step_wait_for_completed":
-        parts += [f"waits for {text}" for text in conditions(body.output.wait_for_condition)]
+        text = whole_condition(body.output.wait_for_condition)
+        parts += [f"waits for {text}"] if text else []
         parts += _effects(body.output)
     elif kind == "step_execute_completed":
         parts += _effects(body.output)

@@ -9,6 +9,7 @@ from typing import Any
 
 from dex.dexpb import dex_pb2 as pb
 
+from dex_lite._cli._conditions import Condition, each_condition, whole_condition
 from dex_lite._cli._show_values import enum_name, milliseconds, short
 
 
@@ -42,12 +43,16 @@ class StepView:
     source_id: str
     state: str
     methods: list[MethodView] = field(default_factory=list)
-    waits_for: list[str] = field(default_factory=list)
+    waits_for: list[str] = field(default_factory=list)  # each condition
+    wait_text: str = ""  # all of them, and which have to come
     attempts: int = 0  # failed so far, of a method that is to be tried again
     error: str = ""
     is_closing: bool = False  # its decision was to end the run, or its own branch with an output
     needs_worker: bool = False  # it is ready, and no Worker is connected that could take it
     children: list[StepView] = field(default_factory=list)
+
+    def wait_on(self, condition: Condition) -> None:
+        self.waits_for, self.wait_text = each_condition(condition), whole_condition(condition)
 
     @property
     def waited_ms(self) -> int | None:
@@ -167,7 +172,7 @@ def _add_method(
     if method.outcome == "failed":
         method.error = step.error = failure_text(event.output.failure)
     elif method.name == "wait_for":
-        step.waits_for = conditions(event.output.wait_for_condition)
+        step.wait_on(event.output.wait_for_condition)
         step.state = "waiting" if step.waits_for else "queued"
     else:
         decision = event.output.step_decision
@@ -190,7 +195,7 @@ def _add_live(steps: dict[str, StepView], live: pb.GetFlowStateResponse) -> None
         step = _step(steps, active)
         if active.phase == pb.ACTIVE_STEP_PHASE_WAITING:
             step.state = "waiting"
-            step.waits_for = conditions(active.waiting_condition)
+            step.wait_on(active.waiting_condition)
             continue
         failure = active.last_failure_info
         step.state = "retrying" if failure.attempt else "running"
@@ -228,20 +233,6 @@ def _add_missing(
 
 def _source(steps: dict[str, StepView], step: StepView) -> str:
     return step.source_id if step.source_id in steps else ""
-
-
-def conditions(found: Any) -> list[str]:
-    """What a wait waits for, one text each."""
-    texts: list[str] = []
-    for timer in found.timer_conditions:
-        texts.append(f"timer {timer.condition_id or len(texts)}, {timer.duration_seconds} s")
-    for channel in found.channel_conditions:
-        low, high = channel.at_least or 1, channel.at_most
-        bounds = f"{low}" if not high or high == low else f"{low} to {high}"
-        texts.append(f"channel {channel.channel_name} ({bounds})")
-    for subflow in getattr(found, "sub_flow_conditions", ()):
-        texts.append(f"subflow {getattr(subflow, 'condition_id', '')}".rstrip())
-    return texts
 
 
 def failure_text(failure: pb.StepMethodFailure) -> str:

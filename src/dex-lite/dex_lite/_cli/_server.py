@@ -96,6 +96,8 @@ class Server:
             return f"{at} cannot do this: {detail}. Upgrade the server.", FAILED
         if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             return f"{at} refuses: {detail}. Give a token with --token or DEX_TOKEN.", FAILED
+        if code is grpc.StatusCode.NOT_FOUND and detail.endswith("is closed"):
+            return f"{detail}. `dex-lite flow show` says how it ended.", FAILED
         if code is grpc.StatusCode.NOT_FOUND:
             return (
                 f"{detail}. `dex-lite flow list` shows what the server has; a run is named "

@@ -85,9 +85,9 @@ def facts_text(step: StepView) -> str:
             continue
         parts.append(_method_text(method))
         if method.name == "wait_for" and step.waited_ms is not None:
-            parts.append(f"waited {span(step.waited_ms)} for {' and '.join(step.waits_for)}")
+            parts.append(f"waited {span(step.waited_ms)} for {step.wait_text}")
     if step.state == "waiting":
-        parts.append("waiting for " + (" and ".join(step.waits_for) or "its condition"))
+        parts.append("waiting for " + (step.wait_text or "its condition"))
     elif step.state == "retrying":
         parts.append(f"attempt {step.attempts} failed, to be tried again")
     elif step.state not in ("completed", "failed"):
@@ -128,6 +128,7 @@ def _step_data(step: StepView) -> dict[str, Any]:
         "source": step.source_id or None,
         "state": step.state,
         "waits_for": step.waits_for,
+        "waits_for_text": step.wait_text or None,
         "waited_ms": step.waited_ms,
         "error": step.error or None,
         "needs_worker": step.needs_worker,
