@@ -47,16 +47,17 @@ async def test_the_program_of_the_page_reads_over_a_restart(tmp_path: Path) -> N
                 )
 
             worker, client = await start("worker.py"), await start("client.py")
-            await asyncio.wait_for(client.communicate(), WAIT_S)
-            watch = await start("watch.py", "order-7")
+            out, _ = await asyncio.wait_for(client.communicate(), WAIT_S)
+            session_id = out.decode().splitlines()[0].removeprefix("session ")
+            watch = await start("watch.py", session_id)
             await seen_to(watch, b"It is refunded.\n")
             await engine.stop()
             await engine.restart()
             async with session_client(FLOW, server_address=engine.address) as sessions:
-                await sessions.send_user_message("order-7", "more", message_id="m2")
+                await sessions.send_user_message(session_id, "more", message_id="m2")
                 # Nothing comes twice.
                 assert await seen_to(watch, b"more.\n") == b"Nothing more.\n"
-                await sessions.close_session("order-7")
+                await sessions.close_session(session_id)
             assert await asyncio.wait_for(watch.wait(), WAIT_S) == 0
             worker.terminate()
             await asyncio.wait_for(worker.wait(), WAIT_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -17,8 +18,10 @@ SCRIPT = [Answer([[call_part("refund_order", order_id="7")]]), say("It is refund
 
 
 def write_programs(folder: Path, address: str) -> None:
-    """Each block under the name in its first line."""
+    """Each Python block under the name in its first line."""
     for block in read_blocks(PAGE):
+        if block.language != "python":
+            continue
         name = block.code.partition("\n")[0].removeprefix("# ")
         (folder / name).write_text(block.code.replace("localhost:8801", address))
 
@@ -40,7 +43,9 @@ async def test_worker_and_client_run_as_the_page_says(tmp_path: Path) -> None:
             )
             out, _ = await asyncio.wait_for(client.communicate(), 90)
             assert client.returncode == 0
-            assert out.decode().splitlines() == [
+            started, *lines = out.decode().splitlines()
+            assert re.fullmatch(r"session support-[0-9a-f-]{36}", started)
+            assert lines == [
                 "approve refund_order {'order_id': '7'}",
                 "It is refunded.",
             ]

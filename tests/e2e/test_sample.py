@@ -26,22 +26,24 @@ def sample() -> str:
     return found[1]
 
 
+async def start_sample(folder: Path, address: str, **env: str) -> asyncio.subprocess.Process:
+    program = folder / "sample.py"
+    program.write_text(sample().replace("localhost:8801", address))
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(program),
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "GOOGLE_API_KEY": "not-a-key", **env},
+    )
+
+
 async def test_the_readme_sample_runs_against_gemini(tmp_path: Path) -> None:
     async with private_engine(tmp_path / "engine.db") as engine:
         with GeminiServer(SCRIPT) as server:
-            program = tmp_path / "sample.py"
-            program.write_text(sample().replace("localhost:8801", engine.address))
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                str(program),
-                cwd=tmp_path,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env={
-                    **os.environ,
-                    "GOOGLE_API_KEY": "not-a-key",
-                    "GOOGLE_GEMINI_BASE_URL": server.url,
-                },
+            process = await start_sample(
+                tmp_path, engine.address, GOOGLE_GEMINI_BASE_URL=server.url
             )
             out, errors = await asyncio.wait_for(process.communicate(), 60)
             assert process.returncode == 0, errors.decode()
@@ -51,15 +53,17 @@ async def test_the_readme_sample_runs_against_gemini(tmp_path: Path) -> None:
             ]
             assert len(server.requests) == 3
             stored = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
-            assert b"session-42" in stored
             assert b"not-a-key" not in stored
             told = server.requests[2].body["contents"][-1]["parts"][0]["functionResponse"]
             key = re.fullmatch(
                 r"refund for order 7 created with key (.*)", told["response"]["result"]
             )
             assert key is not None
-            assert re.fullmatch(r"session-42/t1/adk-[0-9a-f-]{36}", key[1])
-        assert step_shape(await read_step_history(engine.address, "session-42")) == [
+            # Each run has a session of its own.
+            named = re.fullmatch(r"(support-[0-9a-f-]{36})/t1/adk-[0-9a-f-]{36}", key[1])
+            assert named is not None
+            assert named[1].encode() in stored
+        assert step_shape(await read_step_history(engine.address, named[1])) == [
             "AwaitUserMessage",
             "RunModel",
             "CallTool",
@@ -70,3 +74,12 @@ async def test_the_readme_sample_runs_against_gemini(tmp_path: Path) -> None:
             "ResumeTurn",
             "RunModel",
         ]
+
+
+async def test_the_readme_sample_without_an_engine_says_so_in_a_line(tmp_path: Path) -> None:
+    process = await start_sample(tmp_path, "127.0.0.1:9")
+    out, errors = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, out) == (1, b"")
+    (line,) = errors.decode().splitlines()
+    assert line.startswith("the engine at 127.0.0.1:9 (the client's server_address")
+    assert line.endswith("start one, for example with dex-lite dev, or call again")

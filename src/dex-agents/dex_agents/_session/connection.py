@@ -164,9 +164,9 @@ class SessionConnection:
             if error.code not in _ENGINE_AWAY:
                 raise
             raise SessionUnavailableError(
-                f"the engine could not be reached for session {session_id!r}: {error.detail}; "
-                "does it run at the client's server_address (host:port, no scheme)? If so, call "
-                "again"
+                f"the engine at {self.client.options.server_address} (the client's server_address: "
+                f"host:port, no scheme) could not be reached for session {session_id!r}: "
+                f"{error.detail}; start one, for example with dex-lite dev, or call again"
             ) from error
 
 
