@@ -447,6 +447,36 @@ async def test_canceled_task_is_not_reported_any_more(engine: Engine) -> None:
     assert engine.host.count("lost") == engine.host.count("unstarted") == 0
 
 
+async def test_a_worker_that_missed_a_heartbeat_gets_nothing_until_it_is_heard(
+    engine: Engine,
+) -> None:
+    first = await engine.worker("worker-1").open_registered()
+    spare = await engine.worker("worker-1").open()
+    second = await engine.worker("worker-2").open_registered()
+    engine.matcher.offer(step("hangs", sticky_worker="worker-1"))
+    slot = (await engine.host.next("begin")).slot
+    task_id = await first.expect_task()
+    slot.give_up()
+    await first.expect("cancel_task")
+    await first.expect("ping")
+    await run(engine, second, step("again", sticky_worker="worker-1"))
+    engine.matcher.offer(step("other"))
+    other = await second.expect_task()
+    waiting = step("waiting", sticky_worker="worker-1")
+    engine.matcher.offer(waiting)
+    assert engine.matcher.depth == 1  # the spare stream is free, and its Worker silent
+    await first.send(PONG)
+    await spare.expect("registered")
+    await spare.send(result(await spare.expect_task()))
+    await second.send(result(other))
+    # The late end of what was given up is heard by nobody.
+    await first.send(result(task_id))
+    await run(engine, second, step("last", sticky_worker="worker-2"))
+    frames = [report.task.name for report in engine.host.reports if report.kind == "frame"]
+    assert sorted(frames) == ["again", "last", "other", "waiting"]
+    assert engine.host.count("lost") == engine.host.count("unstarted") == 0
+
+
 # Refusals.
 
 

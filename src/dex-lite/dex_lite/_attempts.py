@@ -151,7 +151,8 @@ class Attempts:
             failure = Failure(
                 f"heartbeat timeout: no sign of progress for {limit:g} s", "TIMEOUT_TYPE_HEARTBEAT"
             )
-            self._end_attempt(run, execution_id, live, failure, cancel=True)
+            live.slot.give_up()
+            self._end_attempt(run, execution_id, live, failure)
         else:
             self._watch(run, execution_id, live)
 

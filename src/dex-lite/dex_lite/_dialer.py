@@ -85,6 +85,10 @@ class DialedSlot:
             self.is_begun = False
             self._dialer.ended(self)
 
+    def give_up(self) -> None:
+        """The same; each task is a call of its own, so the next one finds out by itself."""
+        self.cancel()
+
     @property
     def is_wanted(self) -> bool:
         """Whether the engine still hears of it."""

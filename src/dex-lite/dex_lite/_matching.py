@@ -11,7 +11,11 @@ and the others, the reserves, right before their first task. A burst of tasks le
 acknowledged, and each of them costs the SDK a look at all others whenever a task starts or ends;
 those that nobody needed for a while are asked to reconnect, which makes reserves of them again.
 
-Invariant between two calls: no waiting task could be given to a free stream.
+A Worker that let a heartbeat pass may hang, with its connection open for a minute more: it is asked,
+and gets nothing until it is heard of, so that the next attempt goes to another one.
+
+Invariant between two calls: no waiting task could be given to a free stream of a Worker that is
+not silent.
 """
 
 from __future__ import annotations
@@ -297,6 +301,8 @@ class Matcher:
 
     def serve(self, worker: Worker) -> None:
         """Give waiting tasks to the Worker's free streams, RPCs first, then in order of arrival."""
+        if worker.is_silent:
+            return
         while self._waiting_count and not self._is_draining:
             task = self._next_for(worker)
             if task is None:
@@ -305,6 +311,11 @@ class Matcher:
             assert stream is not None
             self.withdraw(task)
             self._assign(task, stream)
+
+    def heard_again(self, worker: Worker) -> None:
+        """A Worker that owed a sign of life gave one."""
+        worker.is_silent = False
+        self.serve(worker)
 
     def disconnected(self, stream: WorkerStream) -> None:
         """Forget the stream.

@@ -58,7 +58,17 @@ class Queue:
 class Worker:
     """One Worker process, as long as it has a stream."""
 
-    __slots__ = ("flow_types", "id", "load", "parked", "queues", "refused", "resting", "streams")
+    __slots__ = (
+        "flow_types",
+        "id",
+        "is_silent",
+        "load",
+        "parked",
+        "queues",
+        "refused",
+        "resting",
+        "streams",
+    )
 
     def __init__(self, worker_id: str, load: WorkerLoad) -> None:
         self.id = worker_id
@@ -69,9 +79,11 @@ class Worker:
         self.parked: dict[Slot, tuple[bytes, asyncio.TimerHandle]] = {}
         self.refused: set[tuple[bool, str, str]] = set()  # names that the Worker does not know
         self.load = load
+        # It owes a sign of life: a process that was stopped keeps its connections for long.
+        self.is_silent = False
 
     def takes(self, task: Task) -> bool:
-        if self.refused and task.refusal_key in self.refused:
+        if self.is_silent or (self.refused and task.refusal_key in self.refused):
             return False
         return task.kind == "rpc" or self.load.takes_steps()
 

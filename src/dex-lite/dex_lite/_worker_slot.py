@@ -73,6 +73,9 @@ class TaskSlot(Protocol):
     def cancel(self) -> None:
         """The engine wants no more of this task; nothing more is reported."""
 
+    def give_up(self) -> None:
+        """The same, because nothing was heard of it: the Worker may not be there any more."""
+
 
 class MatcherHost(Protocol):
     """The engine, as the matcher sees it. Calls may come from inside `offer` and `Slot.release`."""
@@ -161,3 +164,13 @@ class Slot:
             self.stream.take_back(self)
         elif self.state is SlotState.SENT:
             self.stream.cancel(self)
+
+    def give_up(self) -> None:
+        """The same, because nothing was heard of the task.
+
+        The Worker gets nothing more until it is heard of.
+        """
+        was_sent = self.state is SlotState.SENT
+        self.cancel()
+        if was_sent:
+            self.stream.ask_whether_alive()

@@ -188,11 +188,18 @@ class WorkerStream:
         )
         self._transport.write(frame.SerializeToString())
 
+    def ask_whether_alive(self) -> None:
+        """The Worker did not give the sign of life that it owed."""
+        self.worker.is_silent = True
+        self._ping()
+
     # For the call.
 
     def received(self, request: pb.PollWorkerTaskRequest) -> None:
         self._last_heard = asyncio.get_running_loop().time()
         self._missed_pings = 0
+        if self.worker.is_silent:
+            self._matcher.heard_again(self.worker)
         slot = self.slot
         kind = request.WhichOneof("frame")
         if kind == "pong":
