@@ -270,7 +270,9 @@ async def test_a_summary_that_says_nothing_is_none(useless: str) -> None:
     request = CompactionRequest("s", "step", None, [runner.build_user_message("hello")])
     with pytest.raises((AgentTurnError, ModelCallError), match=NO_SUMMARY):
         await runner.summarize(request)
-    assert (await runner.summarize(request)).text.startswith("summary 2\n")
+    summary = await runner.summarize(request)
+    assert summary.text.startswith("summary 2\n")
+    assert summary.metadata.request_model == model.model
 
 
 async def test_turns_that_failed_behind_a_call_do_not_stop_it(tmp_path: Path) -> None:

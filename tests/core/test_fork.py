@@ -29,6 +29,7 @@ from dex_agents import (
     InvalidInputError,
     Json,
     MessageRole,
+    ModelCallMetadata,
     SessionAlreadyExistsError,
     SessionClosedError,
     SessionNotFoundError,
@@ -232,7 +233,8 @@ class Summing(ScriptedRunner):
         return False
 
     async def summarize(self, request: CompactionRequest) -> HistorySummary:
-        return HistorySummary("what happened", TokenUsage())
+        metadata = ModelCallMetadata(request_model="summary-model")
+        return HistorySummary("what happened", TokenUsage(9, 2, 1), metadata)
 
 
 @contextlib.asynccontextmanager

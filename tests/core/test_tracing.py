@@ -12,14 +12,17 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler, SamplingResult
-from opentelemetry.trace import StatusCode, get_current_span
+from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
 from core.conftest import TURN_S, Stages
 from core.scripted_runner import Call
-from core.test_fork import summed_up
+from core.test_fork import Summing, summed_up
 from dex_agents import (
     AgentSessionOptions,
+    CompactionRequest,
     DeferredToolExecution,
+    HistorySummary,
+    ModelCallError,
     ToolEffect,
     ToolExecutionError,
     TracingOptions,
@@ -40,7 +43,8 @@ class Spans:
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
 
     def options(self, *, record_content: bool = False) -> AgentSessionOptions:
-        return AgentSessionOptions(tracing=TracingOptions(self.provider, record_content))
+        tracing = TracingOptions(self.provider, record_content, "test.provider")
+        return AgentSessionOptions(tracing=tracing)
 
     @property
     def all(self) -> list[Any]:
@@ -245,12 +249,42 @@ async def test_model_calls_that_read_a_summary_say_so(tmp_path: Path) -> None:
     spans = Spans()
     async with summed_up(tmp_path, 5, spans.options()):
         pass
-    summarized = [
-        span.attributes.get("gen_ai.conversation.compacted") for span in spans.named("chat")
-    ]
-    # Nothing else than true is said, and once it is true it stays so.
-    assert summarized[0] is None and summarized[-1] is True
-    assert summarized == sorted(summarized, key=bool)
+    steps: dict[str, list[Any]] = {"RunModel": [], "CompactHistory": []}
+    for span in spans.named("chat"):
+        steps[span.attributes["dex.step_execution.id"].rpartition("-")[0]].append(span)
+    for found in steps.values():
+        # Nothing else than true is said, and once it is true it stays so.
+        summarized = [span.attributes.get("gen_ai.conversation.compacted") for span in found]
+        assert summarized[0] is None and summarized[-1] is True
+        assert summarized == sorted(summarized, key=bool)
+    # A summary call is a model call of the turn that it was made for.
+    turns = {span.context.span_id: span for span in spans.named("invoke_agent")}
+    for span in steps["CompactHistory"]:
+        turn = turns[span.parent.span_id]
+        assert turn.attributes["dex.turn.id"] == span.attributes["dex.turn.id"] != "t1"
+        assert (span.name, span.kind) == ("chat summary-model", SpanKind.CLIENT)
+        assert span.attributes["gen_ai.request.model"] == "summary-model"
+        assert span.attributes["gen_ai.usage.input_tokens"] == 9
+        assert span.attributes["gen_ai.provider.name"] == "test.provider"
+        assert turn.attributes["gen_ai.provider.name"] == "test.provider"
+
+
+async def test_a_summary_that_fails_is_a_failed_span(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: Any, request: CompactionRequest) -> HistorySummary:
+        raise ModelCallError(SECRET)
+
+    monkeypatch.setattr(Summing, "summarize", fail)
+    spans = Spans()
+    async with summed_up(tmp_path, 3, spans.options()):
+        pass
+    failed = [span for span in spans.named("chat") if span.attributes.get("error.type")]
+    assert [span.attributes["dex.attempt"] for span in failed][:2] == [1, 2]
+    for span in failed:
+        assert span.attributes["dex.step_execution.id"].startswith("CompactHistory-")
+        assert span.attributes["error.type"] == "ModelCallError"
+        assert span.status.description == "ModelCallError"
 
 
 async def test_failures_and_attempts_show(stages: Stages) -> None:
@@ -297,5 +331,7 @@ def test_wrong_options_are_refused() -> None:
         TracingOptions("x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must be True or False"):
         TracingOptions(record_content=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="provider_name must be a str, got None"):
+        TracingOptions(provider_name=None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must be TracingOptions or None"):
         AgentSessionOptions(tracing=True)  # type: ignore[arg-type]

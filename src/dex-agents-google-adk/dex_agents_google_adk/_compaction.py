@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,12 +23,20 @@ from google.adk.sessions.session import Session
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
-from dex_agents._contract import AgentMessage, CompactionRequest, HistorySummary, Json, TokenUsage
+from dex_agents._contract import (
+    AgentMessage,
+    CompactionRequest,
+    HistorySummary,
+    Json,
+    ModelCallMetadata,
+    TokenUsage,
+)
 from dex_agents._errors import ModelCallError
 from dex_agents_google_adk._artifacts import Place, current_after
 from dex_agents_google_adk._events import USER, load_event, shown_text, text_content, user_event
 from dex_agents_google_adk._history import replay_state
 from dex_agents_google_adk._json import copy_json
+from dex_agents_google_adk._model_calls import finish_reason_of, usage_of
 from dex_agents_google_adk._model_errors import classify, classify_answer
 from dex_agents_google_adk._tree import AgentTree
 from dex_agents_google_adk._tree_checks import static_tools
@@ -116,7 +124,7 @@ class HistoryWriter:
         before, data = _split(request.summary.text) if request.summary else ("", {})
         lines = [f"Summary of what came before:\n{before}"] if before else []
         lines += [line for message in request.messages if (line := _line(message))]
-        text, usage = await self._ask("\n".join(lines))
+        text, usage, metadata = await self._ask("\n".join(lines))
         kept = {
             "state": {
                 **(data.get("state") or {}),
@@ -129,9 +137,9 @@ class HistoryWriter:
             },
         }
         line = json.dumps(kept, ensure_ascii=False, allow_nan=False)
-        return HistorySummary(f"{text.strip()}\n{_STATE_LINE}{line}", usage)
+        return HistorySummary(f"{text.strip()}\n{_STATE_LINE}{line}", usage, metadata)
 
-    async def _ask(self, conversation: str) -> tuple[str, TokenUsage]:
+    async def _ask(self, conversation: str) -> tuple[str, TokenUsage, ModelCallMetadata]:
         model = self._llm()
         request = LlmRequest(
             model=model.model,
@@ -139,6 +147,7 @@ class HistoryWriter:
             config=types.GenerateContentConfig(system_instruction=_INSTRUCTION),
         )
         text, usage = "", TokenUsage(model_calls=1)
+        metadata = ModelCallMetadata(request_model=model.model)
         failure: Exception | None = None
         try:
             async for response in model.generate_content_async(request, stream=False):
@@ -146,12 +155,12 @@ class HistoryWriter:
                     continue
                 text += shown_text(response.content)
                 failure = failure or _failure(response)
-                if (counts := response.usage_metadata) is not None:
-                    usage = TokenUsage(
-                        counts.prompt_token_count or 0,
-                        (counts.candidates_token_count or 0) + (counts.thoughts_token_count or 0),
-                        1,
-                    )
+                if response.usage_metadata is not None:
+                    usage = usage_of(response.usage_metadata)
+                if response.model_version:
+                    metadata = replace(metadata, response_model=response.model_version)
+                if reason := finish_reason_of(response):
+                    metadata = replace(metadata, finish_reasons=(reason,))
         except Exception as error:
             raise classify(error) or error from error
         if failure is None and not text.strip():
@@ -159,7 +168,7 @@ class HistoryWriter:
             failure = ModelCallError("the model was asked for a summary and gave no text")
         if failure is not None:
             raise failure
-        return text, usage
+        return text, usage, metadata
 
     def _llm(self) -> BaseLlm:
         if isinstance(self._model, BaseLlm):

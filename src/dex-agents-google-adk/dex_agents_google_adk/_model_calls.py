@@ -97,16 +97,14 @@ class ModelCalls:
         if response.model_version:
             call.response_model = response.model_version
         if response.finish_reason is not None:
-            call.finish_reason = str(
-                getattr(response.finish_reason, "value", response.finish_reason)
-            ).lower()
+            call.finish_reason = finish_reason_of(response)
         if (usage := response.usage_metadata) is not None:
-            call.usage = _usage_of(usage)
+            call.usage = usage_of(usage)
 
     def ran_in_step(self, event: Event) -> None:
         """Count the model call behind an event of a tool's Step, if it is one."""
         if event.usage_metadata is not None:
-            self._in_steps += _usage_of(event.usage_metadata)
+            self._in_steps += usage_of(event.usage_metadata)
 
     def __len__(self) -> int:
         """Requests that went out."""
@@ -157,7 +155,14 @@ class ModelCalls:
             call.answered |= is_given_up(branch)
 
 
-def _usage_of(usage: types.GenerateContentResponseUsageMetadata) -> TokenUsage:
+def finish_reason_of(response: LlmResponse) -> str:
+    """How a complete answer ended, as ADK's telemetry writes it, or empty."""
+    reason = response.finish_reason
+    return "" if reason is None else str(getattr(reason, "value", reason)).lower()
+
+
+def usage_of(usage: types.GenerateContentResponseUsageMetadata) -> TokenUsage:
+    """Tokens of one answer, as a request."""
     return TokenUsage(
         input_tokens=(usage.prompt_token_count or 0) + (usage.tool_use_prompt_token_count or 0),
         output_tokens=(usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0),

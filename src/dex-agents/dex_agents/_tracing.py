@@ -1,7 +1,7 @@
 """OpenTelemetry spans of sessions, by the GenAI semantic conventions; needs the extra ``otel``.
 
-One trace is one turn: ``invoke_agent`` for the turn, ``chat`` for each ``RunModel`` attempt,
-``execute_tool`` for each attempt of a tool Step. Trace and span ids are derived from session, turn,
+One trace is one turn: ``invoke_agent`` for the turn, ``chat`` for each attempt of a ``RunModel`` and
+of a summary, ``execute_tool`` for each attempt of a tool Step. Trace and span ids are derived from session, turn,
 Step execution and attempt, so that Workers in any number of processes, before and after a crash,
 write to the same trace, and what is written twice has the same id.
 """
@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dex_agents._arguments import check_fields
 from dex_agents._contract import Json, ModelCallMetadata, TokenUsage
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class TracingOptions:
         tracer_provider: Where spans go; by default OpenTelemetry's global provider.
         record_content: Whether spans carry messages, arguments and results. They may hold what
             users said, so this is off unless you ask for it.
+        provider_name: Who serves the models, by a name of the conventions such as ``"gcp.gemini"``
+            or ``"openai"``; for an agent framework that does not tell it. Empty says nothing.
 
     Raises:
         ImportError: ``opentelemetry-api`` is not installed.
@@ -45,6 +48,7 @@ class TracingOptions:
 
     tracer_provider: TracerProvider | None = None
     record_content: bool = False
+    provider_name: str = ""
 
     def __post_init__(self) -> None:
         try:
@@ -62,6 +66,7 @@ class TracingOptions:
             raise TypeError(
                 f"TracingOptions.record_content must be True or False, got {self.record_content!r}"
             )
+        check_fields(self, {"provider_name": str})
 
 
 @dataclass(frozen=True)
@@ -214,6 +219,8 @@ class SessionTracer:
 
     def __init__(self, options: TracingOptions | None, agent_name: str) -> None:
         self._content = options is not None and options.record_content
+        name = options.provider_name if options is not None else ""
+        self._provider = {"gen_ai.provider.name": name} if name else {}
         self._agent_name = agent_name
         self._tracer: Any = None
         self._sampler: Any = None
@@ -229,8 +236,8 @@ class SessionTracer:
             self._tracer.id_generator = _Ids(usual)
 
     def chat(self, place: SpanPlace, *, is_compacted: bool) -> OpenSpan:
-        """The span of one ``RunModel`` attempt; ``is_compacted`` if it reads a summary."""
-        attributes: dict[str, Any] = {"gen_ai.operation.name": "chat"}
+        """The span of one attempt to ask a model; ``is_compacted`` if it reads a summary."""
+        attributes: dict[str, Any] = {"gen_ai.operation.name": "chat", **self._provider}
         if is_compacted:
             attributes["gen_ai.conversation.compacted"] = True
         return self._start("chat", place, place.span_id, attributes, "CLIENT")
@@ -259,6 +266,7 @@ class SessionTracer:
         attributes = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": self._agent_name,
+            **self._provider,
         }
         name = f"invoke_agent {self._agent_name}"
         return self._start(
@@ -315,13 +323,13 @@ class SessionTracer:
 
 
 def end_without_answer(span: OpenSpan, error_type: str, message: str = "") -> None:
-    """End that of a ``RunModel`` attempt without an answer of the model, unless it has ended."""
+    """End that of an attempt without an answer of the model, unless it has ended."""
     span.describe({"gen_ai.response.finish_reasons": ("error",)})
     span.end(error_type, message)
 
 
 def describe_model_call(span: OpenSpan, metadata: ModelCallMetadata, usage: TokenUsage) -> None:
-    """What a ``RunModel`` attempt learned about its model call."""
+    """What an attempt learned about its model call."""
     model = metadata.request_model
     span.rename(f"chat {model}" if model else "chat", is_internal=usage.model_calls > 1)
     span.describe(

@@ -132,10 +132,13 @@ class HistorySummary:
     Attributes:
         text: The summary, in whatever form the runner needs to go on from it.
         usage: Tokens and requests of the summary call.
+        metadata: What is known about the summary call, for tracing.
     """
 
     text: str
     usage: TokenUsage = TokenUsage()
+    metadata: ModelCallMetadata = ModelCallMetadata()
 
     def __post_init__(self) -> None:
-        check_fields(self, {"text": str, "usage": TokenUsage}, ContractTypeError)
+        fields = {"text": str, "usage": TokenUsage, "metadata": ModelCallMetadata}
+        check_fields(self, fields, ContractTypeError)

@@ -21,6 +21,7 @@ from dex_agents._session.outcomes import encoded
 from dex_agents._session.pages import read_summary, read_turns
 from dex_agents._session.records import Header, Round, summary_to_json
 from dex_agents._session.turn_end import read_header, write_header
+from dex_agents._tracing import SpanPlace, describe_model_call, end_without_answer
 
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
@@ -127,15 +128,19 @@ class CompactHistory(Step[bytes]):
         compactor: HistoryCompactor,
     ) -> HistorySummary:
         events = StepEvents(self._flow.event_stream, context, before.turn_id)
+        events.emit("compaction_started", messages=len(old))
+        request = CompactionRequest(
+            session_id=context.flow_id,
+            step_execution_id=context.step_execution_id,
+            summary=read_summary(context, before),
+            messages=old,
+        )
+        _failpoints.reach("compaction.before_call", context.flow_id)
+        span = self._flow.tracer.chat(
+            SpanPlace(context.flow_id, before.turn_id, context.step_execution_id, context.attempt),
+            is_compacted=request.summary is not None,
+        )
         try:
-            events.emit("compaction_started", messages=len(old))
-            request = CompactionRequest(
-                session_id=context.flow_id,
-                step_execution_id=context.step_execution_id,
-                summary=read_summary(context, before),
-                messages=old,
-            )
-            _failpoints.reach("compaction.before_call", context.flow_id)
             summary = await keep_alive(
                 context.heartbeat,
                 self._flow.options.heartbeat_timeout.total_seconds(),
@@ -144,10 +149,15 @@ class CompactHistory(Step[bytes]):
             _failpoints.reach("compaction.after_call", context.flow_id)
             if not isinstance(summary, HistorySummary) or not summary.text.strip():
                 raise ValueError("the summary is empty")
+            describe_model_call(span, summary.metadata, summary.usage)
+            span.end()
             events.emit("compaction_finished")
         except RUNNER_FAILURES as error:
+            failure = model_failure(error)
+            end_without_answer(span, type(error).__name__, str(failure))
             events.emit("compaction_failed", error=describe(error))
-            raise model_failure(error) from None
+            raise failure from None
         finally:
+            end_without_answer(span, "cancelled")
             events.close()
         return summary
