@@ -83,10 +83,6 @@ REFUSED: list[tuple[Any, str]] = [
         "'inner' has mode='task', but the agent 'caller'.*reached by transfer",
     ),
     (
-        lambda: leaf(sub_agents=[ParallelAgent(name="p", sub_agents=[caller("single_turn")])]),
-        "'inner' has mode='single_turn' and is called in a branch of a ParallelAgent.*transfer",
-    ),
-    (
         lambda: leaf(sub_agents=[leaf("s", mode="single_turn", sub_agents=[leaf("inner")])]),
         "'s' runs as a single turn and has the sub-agent 'inner'.*another mode",
     ),
@@ -193,7 +189,8 @@ def test_accepted() -> None:
     AdkAgentRunner(Workflow(name="w", edges=[("START", chat(), leaf("after"))]))
     nested = Workflow(name="nested", edges=[("START", chat())])
     AdkAgentRunner(Workflow(name="w", edges=[("START", (nested, leaf("beside")))]))
-    sequence = SequentialAgent(name="s", sub_agents=[leaf()])
+    AdkAgentRunner(leaf(sub_agents=[ParallelAgent(name="p", sub_agents=[caller("single_turn")])]))
+    sequence = SequentialAgent(name="s", sub_agents=[caller("single_turn")])
     AdkAgentRunner(Workflow(name="w", edges=[("START", sequence)]))
     AdkAgentRunner(
         Workflow(name="w", edges=[("START", leaf("x"), FunctionTool(look))]),

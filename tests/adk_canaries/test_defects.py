@@ -39,6 +39,7 @@ from dex_agents_google_adk._adk_workarounds import (
     model_lookup,
     nested_node_paths,
     nested_pauses,
+    parallel_pauses,
     replayed_calls,
     task_delegations,
     unheard_telemetry,
@@ -158,6 +159,11 @@ DEFECTS = {
     ),
     "nested_pauses": Defect(
         unguarded(nested_pauses), tree("single turn below a single turn"), LOST
+    ),
+    "parallel_pauses": Defect(
+        unguarded(parallel_pauses),
+        tree("single turns in branches side by side"),
+        "model call 1 of s is not scripted",
     ),
     "remote_a2a_import": Defect(
         scenarios.forget_failed_import,

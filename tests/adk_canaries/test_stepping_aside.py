@@ -6,6 +6,7 @@ from typing import Any
 
 import mcp_types
 import pytest
+from google.adk.agents import parallel_agent
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.context import Context
 from google.adk.agents.llm_agent import LlmAgent
@@ -39,6 +40,7 @@ from dex_agents_google_adk._adk_workarounds import (
     model_lookup,
     nested_node_paths,
     nested_pauses,
+    parallel_pauses,
     replayed_calls,
     task_delegations,
     tool_threads,
@@ -61,6 +63,7 @@ PATCHED: list[tuple[Any, Any, str, str]] = [
     (replayed_calls, BaseLlmFlow, "_replay_function_calls", "finished beside"),
     (nested_pauses, Context, "_run_node_internal", "below another one"),
     (nested_pauses, NodeRunner, "_run_node_loop", "below another one"),
+    (parallel_pauses, parallel_agent, "_merge_agent_run", "waits in a branch"),
     (finished_chat_nodes, _replay_interceptor, "check_interception", "asked twice"),
     (leaked_branches, NodeRunner, "_enrich_event", "behind a ParallelAgent"),
     (nested_node_paths, _rehydration_utils, "_reconstruct_node_states", "how far a node"),

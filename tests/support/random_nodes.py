@@ -27,6 +27,7 @@ _SHAPES = (
 def random_chat_nodes(seed: int) -> Plan:
     """Agents of mode ``chat`` with sub-agents, alone, beside others or in a nested Workflow."""
     maker = Chats(seed, ("t",))
+    maker.below_node = True
     shape = _SHAPES[seed % len(_SHAPES)]
     chats = [maker.chat(2), *([maker.chat(1)] if shape == "two" else [])]
     beside = maker.leaf()
@@ -76,6 +77,7 @@ _SHAPED: dict[str, Callable[[list[LlmAgent], LlmAgent, list[LlmAgent]], Workflow
 def random_composite_nodes(seed: int) -> Plan:
     """Composite agents as nodes, one after another or side by side."""
     maker = Trees(seed, ("t",))
+    maker.below_node = True
     parts = [_without_transfers(maker) for _ in range(maker.rng.randint(1, 3))]
     is_fan = len(parts) > 1 and maker.rng.random() < 0.4
 

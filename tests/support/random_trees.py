@@ -119,11 +119,17 @@ class _Maker:
 
 
 class Trees(_Maker):
+    below_node = False
+    """Whether the trees are part of what ADK runs as a node, so that any agent may call others."""
+
     def tree(self, depth: int, *, in_loop: bool = False, is_root: bool = False) -> Any:
         kinds = ["leaf", "sequence", "loop", "parallel", "transfer"]
         if is_root:
             kinds = [*kinds[1:], "inline", "task"]
+        elif self.below_node:
+            kinds.append("inline")
         kind = self.rng.choice(kinds) if depth else "leaf"
+        self.below_node |= is_root and kind == "transfer"
         if kind == "leaf":
             if in_loop and self.rng.random() < 0.4:
                 return ["leaf", self.leaf(call("exit_loop"), mixed=self.rng.random() < 0.3)]

@@ -597,3 +597,31 @@ CASES |= {
         },
     ),
 }
+
+
+CASES |= {
+    "single turns in branches side by side": Case(
+        lambda w: llm(
+            w,
+            "root",
+            sub_agents=[
+                around(
+                    w,
+                    ParallelAgent,
+                    "par",
+                    llm(w, "one", sub_agents=[inline(w, "s"), inline(w, "s2")]),
+                    llm(w, "two", sub_agents=[inline(w, "s3")]),
+                )
+            ],
+        ),
+        {
+            "root": [[move("par")]],
+            "one": [[ask("s"), ask("s2")], text("one done")],
+            "two": [[ask("s3")], text("two done")],
+            "s": [text("s done")],
+            "s2": [[call("t_s2", x="2")], [call("t_s2", x="3")], text("s2 done")],
+            "s3": [[call("t_s3", x="4")], text("s3 done")],
+        },
+        any_order=True,
+    ),
+}

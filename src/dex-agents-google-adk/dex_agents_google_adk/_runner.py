@@ -46,6 +46,7 @@ from dex_agents_google_adk._adk_workarounds import (
     model_lookup,
     nested_node_paths,
     nested_pauses,
+    parallel_pauses,
     remote_a2a_import,
     replayed_calls,
     task_delegations,
@@ -172,6 +173,7 @@ class AdkAgentRunner:
         leaked_branches.apply()
         nested_node_paths.apply()
         nested_pauses.apply()
+        parallel_pauses.apply()
         replayed_calls.apply()
         model_lookup.apply()
         unheard_telemetry.apply()

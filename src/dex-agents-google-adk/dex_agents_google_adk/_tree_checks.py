@@ -129,25 +129,15 @@ def _check_llm_agent(agent: LlmAgent, root: BaseNode) -> None:
 
 
 def _check_inline(agent: LlmAgent, parent: LlmAgent, root: BaseNode) -> None:
-    if agent.mode == "single_turn" and _is_in_parallel(parent):
-        raise ValueError(
-            f"Agent {agent.name!r} has mode='single_turn' and is called in a branch of a "
-            f"ParallelAgent. When it waits, ADK stops the branches beside it; let it be reached by "
-            f"transfer, wrap it in an AgentTool, or use a Workflow with a fan-out."
-        )
-    if _is_node(parent, root) or (agent.mode == "single_turn" and isinstance(root, LlmAgent)):
+    runs_nodes = isinstance(root, (LlmAgent, Workflow))
+    if _is_node(parent, root) or (agent.mode == "single_turn" and runs_nodes):
         return
     raise ValueError(
         f"Agent {agent.name!r} has mode={str(agent.mode)!r}, but the agent {parent.name!r}, which "
         f"calls it, runs below a composite agent, where ADK gives such a call no answer. Put the "
-        f"composite agent below a root LlmAgent (for mode='single_turn'), or let {agent.name!r} be "
-        f"reached by transfer."
+        f"composite agent below a root LlmAgent or into a Workflow (for mode='single_turn'), or let "
+        f"{agent.name!r} be reached by transfer."
     )
-
-
-def _is_in_parallel(agent: BaseAgent) -> bool:
-    parent = agent.parent_agent
-    return isinstance(agent, ParallelAgent) or (parent is not None and _is_in_parallel(parent))
 
 
 def _is_node(agent: BaseAgent, root: BaseNode) -> bool:
