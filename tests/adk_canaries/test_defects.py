@@ -163,7 +163,7 @@ DEFECTS = {
     "parallel_pauses": Defect(
         unguarded(parallel_pauses),
         tree("single turns in branches side by side"),
-        "model call 1 of s is not scripted",
+        "requests of one differ",
     ),
     "remote_a2a_import": Defect(
         scenarios.forget_failed_import,
