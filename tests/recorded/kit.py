@@ -40,10 +40,14 @@ from dex_agents import (
     agent_worker_options,
 )
 from dex_agents_google_adk import adk_agent_session_flow
+from recorded import waits
 
 TURN_S = 60.0
 DATA_FILE = "sessions.data"
 MEDIA_FOLDER = "media"
+NAMES_FILE = "sessions.json"
+FIRST_NAMES = ("tools", "approval", "compacted", "images", "tree")
+"""The sessions of a folder without :data:`NAMES_FILE`."""
 IMAGE = b"\x89PNG\r\n\x1a\nrecorded" + bytes(range(64))
 BULK = "x" * 900
 POLICIES = {
@@ -120,6 +124,7 @@ def build_flows(folder: Path, media: Path) -> dict[str, AgentSessionFlow]:
         "compacted": flow("compacted", agent("root"), compaction=compaction, summary_model=model()),
         "images": flow("images", agent("root"), media_store=LocalDirectoryMediaStore(media)),
         "tree": flow("tree", tree),
+        **waits.build_flows(folder),
     }
 
 
@@ -130,6 +135,8 @@ class Recorder:
     folder: Path
     clients: dict[str, AgentSessionClient]
     media: LocalDirectoryMediaStore
+    address: str
+    flow: AgentSessionFlow
 
     async def turn(self, name: str, text: str, number: int, **more: Any) -> None:
         """A turn to its end, or until it waits for a person."""
@@ -152,7 +159,8 @@ class Recorder:
     def requests(self) -> list[Any]:
         """What models were asked, oldest first."""
         lines = (self.folder / "requests.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        asked = map(json.loads, lines)
+        return [line["contents"] if isinstance(line, dict) else line for line in asked]
 
 
 @contextlib.asynccontextmanager
@@ -161,16 +169,19 @@ async def recorder(server_address: str, folder: Path, media: Path) -> AsyncItera
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "requests.jsonl").touch()
     flows = build_flows(folder, media)
-    registry = Registry(list(flows.values()), allow_async_handlers=True)
+    # Forks are of the Flow of their source.
+    registry = Registry(list(dict.fromkeys(flows.values())), allow_async_handlers=True)
     cache = open_blob_cache(BlobCacheConfig(str(folder / "cache"), 1 << 20))
-    worker = AsyncWorker(registry, cache, agent_worker_options(server_address))
+    options = agent_worker_options(server_address, idle_streams_per_queue=1)
+    worker = AsyncWorker(registry, cache, options)
     serving = asyncio.create_task(worker.start())
     await worker.wait_pull_registered(timeout=30)
-    options = ClientOptions(server_address=server_address, worker_target=WorkerTarget(pull=True))
-    client = AsyncClient(registry, cache, options)
+    target = ClientOptions(server_address=server_address, worker_target=WorkerTarget(pull=True))
+    client = AsyncClient(registry, cache, target)
     clients = {name: AgentSessionClient(client, flow) for name, flow in flows.items()}
     try:
-        yield Recorder(folder, clients, LocalDirectoryMediaStore(media))
+        store = LocalDirectoryMediaStore(media)
+        yield Recorder(folder, clients, store, server_address, flows["tools"])
     finally:
         await client.close()
         await worker.stop()
@@ -210,6 +221,7 @@ RECORD: dict[str, Callable[[Recorder], Awaitable[None]]] = {
     "compacted": _record_compacted,
     "images": _record_images,
     "tree": _record_tree,
+    **waits.RECORD,
 }
 
 
@@ -244,4 +256,5 @@ GO_ON: dict[str, Callable[[Recorder], Awaitable[None]]] = {
     "compacted": _go_on_compacted,
     "images": _go_on_images,
     "tree": _go_on_tree,
+    **waits.GO_ON,
 }

@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dex_agents import AgentMessage
+from dex_agents import AgentMessage, AgentSnapshot, InterruptKind
+from dex_agents._history_events import read_history_events
 from dex_agents.testing import private_engine
-from recorded.kit import DATA_FILE, GO_ON, IMAGE, MEDIA_FOLDER, RECORD, Recorder, recorder
+from recorded.kit import (
+    DATA_FILE,
+    FIRST_NAMES,
+    GO_ON,
+    IMAGE,
+    MEDIA_FOLDER,
+    NAMES_FILE,
+    RECORD,
+    Recorder,
+    recorder,
+)
 
 HERE = Path(__file__).parent
 RELEASES = sorted(path.name for path in HERE.iterdir() if (path / DATA_FILE).exists())
 
 
+def names_of(release: str) -> list[str]:
+    """The sessions of a recording, in the order in which they were made."""
+    file = HERE / release / NAMES_FILE
+    names = json.loads(file.read_text()) if file.exists() else FIRST_NAMES
+    return [name for name in RECORD if name in names]
+
+
 @pytest.fixture(params=RELEASES)
-async def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Recorder]:
+def release(request: pytest.FixtureRequest) -> str:
+    """Each recording."""
+    return str(request.param)
+
+
+@pytest.fixture
+async def recorded(release: str, tmp_path: Path) -> AsyncIterator[Recorder]:
     """The recorded sessions of a release, on an engine of a copy, served by this code."""
     folder = tmp_path / "recorded"
-    shutil.copytree(HERE / request.param, folder)
+    shutil.copytree(HERE / release, folder)
     data = folder / "engine.db"
     (folder / DATA_FILE).rename(data)
     async with (
@@ -50,6 +77,21 @@ def without_ids(value: Any) -> Any:
     return [without_ids(item) for item in value] if isinstance(value, list) else value
 
 
+def in_any_order(requests: list[Any]) -> list[str]:
+    """Agents side by side ask in any order."""
+    return sorted(json.dumps(without_ids(request)) for request in requests)
+
+
+async def snapshot_of(to: Recorder, name: str) -> AgentSnapshot:
+    """Where a session stands; revisions of calls side by side are of a clock."""
+    return replace(await to.clients[name].get_agent_snapshot(name), revision=0)
+
+
+async def is_there(to: Recorder, name: str) -> bool:
+    snapshot = await snapshot_of(to, name)
+    return bool(snapshot.turns_done or snapshot.pending_interrupts)
+
+
 async def history(to: Recorder, name: str) -> list[Any]:
     page = await to.clients[name].list_messages(name, turns=100)
     return [_shown(message) for message in page.messages]
@@ -59,10 +101,12 @@ def _shown(message: AgentMessage) -> Any:
     return (message.turn_id, message.sequence, message.role, message.text, list(message.images))
 
 
-async def test_each_goes_on_as_if_made_today(recorded: Recorder, fresh: Recorder) -> None:
-    for name, make in RECORD.items():
-        assert await history(recorded, name), f"{name} was not recorded"
-        await make(fresh)
+async def test_each_goes_on_as_if_made_today(
+    release: str, recorded: Recorder, fresh: Recorder
+) -> None:
+    for name in names_of(release):
+        assert await is_there(recorded, name), f"{name} was not recorded"
+        await RECORD[name](fresh)
         assert await history(recorded, name) == await history(fresh, name)
         asked_before = len(fresh.requests()), len(recorded.requests())
         await GO_ON[name](recorded)
@@ -70,9 +114,9 @@ async def test_each_goes_on_as_if_made_today(recorded: Recorder, fresh: Recorder
         assert await history(recorded, name) == await history(fresh, name)
         requests = fresh.requests()[asked_before[0] :]
         assert len(requests) >= 1
-        assert without_ids(recorded.requests()[asked_before[1] :]) == without_ids(requests)
-        snapshots = [await to.clients[name].get_agent_snapshot(name) for to in (recorded, fresh)]
-        assert snapshots[0] == snapshots[1]
+        assert in_any_order(recorded.requests()[asked_before[1] :]) == in_any_order(requests), name
+        snapshots = [await snapshot_of(to, name) for to in (recorded, fresh)]
+        assert snapshots[0] == snapshots[1], name
         await recorded.clients[name].close_session(name)
 
 
@@ -90,3 +134,23 @@ async def test_what_was_recorded_is_what_it_should_be(recorded: Recorder) -> Non
     assert await recorded.media.get_image(picture.uri) == IMAGE
     await GO_ON["compacted"](recorded)
     assert all(len(contents) < 9 for contents in recorded.requests()), "no summary was used"
+
+
+def test_the_newest_recording_has_every_session_of_the_kit() -> None:
+    assert names_of(RELEASES[-1]) == list(RECORD)
+
+
+@pytest.mark.parametrize("release", RELEASES[-1:], indirect=True)
+async def test_the_newest_recording_has_every_kind_of_wait_and_of_stored_state(
+    release: str, recorded: Recorder
+) -> None:
+    waits: set[str] = set()
+    stored: set[str] = set()
+    for name in (*names_of(release), "source"):
+        snapshot = await recorded.clients[name].get_agent_snapshot(name)
+        waits |= {interrupt.kind for interrupt in snapshot.pending_interrupts}
+        async for event in read_history_events(recorded.address, name):
+            stored |= set(re.findall(r'\bkey: "([a-z_]+)', str(event)))
+    assert waits == set(InterruptKind)
+    attributes = recorded.flow.get_persistence_schema().attributes
+    assert stored >= {attribute.name for attribute in attributes}
