@@ -135,6 +135,11 @@ async def test_an_open_address_needs_a_token_file(tmp_path: Path) -> None:
             async with dex_lite.open_engine(tmp_path / "engine.db", host=host):
                 pytest.fail("it serves")
         assert not (tmp_path / "engine.db").exists()
+    with pytest.raises(dex_lite.TokenNeededError, match=r"0\.0\.0\.0"):
+        async with dex_lite.open_engine(
+            tmp_path / "engine.db", metrics_host="0.0.0.0", metrics_port=0
+        ):
+            pytest.fail("it serves")
     with pytest.raises(dex_lite.TokenFileError, match="No such file"):
         async with dex_lite.open_engine(tmp_path / "engine.db", token_file=tmp_path / "none"):
             pytest.fail("it serves")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
 from google.protobuf import empty_pb2
 
@@ -89,6 +90,22 @@ def test_chosen_file_and_start_after_a_kill(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b.db").exists()
     with running(*arguments, folder=tmp_path, data="a/b.db") as (_, address):
         assert is_healthy(address)
+
+
+def test_settings_of_the_engine(tmp_path: Path) -> None:
+    """With a retention, a closed Flow is gone and its id is free."""
+    settings = ("--retention", "0", "--durability", "normal", "--log-format", "json")
+    with running("--port", "0", *settings, folder=tmp_path) as (process, address):
+        assert process.stderr is not None
+        assert json.loads(process.stderr.readline())["durability"] == "normal"
+        with grpc.insecure_channel(address) as channel:
+            stub = dex_pb2_grpc.FlowServiceStub(channel)
+            start = pb.StartFlowRequest(flow_id="f", flow_type="F", request_id="r")
+            stub.StartFlow(start, timeout=30)
+            stub.StopFlow(pb.StopFlowRequest(flow_id="f"), timeout=30)
+            while json.loads(process.stderr.readline())["event"] != "runs_deleted":
+                pass
+            stub.StartFlow(start, timeout=30)
 
 
 def test_second_engine_on_the_file_is_told_who_holds_it(tmp_path: Path) -> None:

@@ -279,6 +279,8 @@ async def test_what_does_not_exist(app: App) -> None:
     await command("flow", "stop", "box", address=app.address)
     line = (await command("flow", "stop", "box", address=app.address)).refusal(1)
     assert "Flow 'box' is closed. `dex-lite flow show` says how it ended." in line
+    line = (await command("flow", "show", "box", "--run", "no", address=app.address)).refusal(1)
+    assert "Flow 'box' has no run 'no'. " in line
     for arguments in (["show", "no"], ["history", "no"], ["stop", "no"], ["watch", "no"]):
         line = (await command("flow", *arguments, address=app.address)).refusal(1)
         assert "'no' does not exist" in line

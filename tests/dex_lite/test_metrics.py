@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from dex import (
     AsyncContext,
@@ -108,6 +109,32 @@ async def test_refused_calls_are_counted(tmp_path: Path) -> None:
         await app.close()
         found = await _samples(engine.metrics_address)
     assert found["dex_lite_calls_total UNAUTHENTICATED WaitForFlow"] >= 1
+
+
+async def test_metrics_that_others_reach_need_a_token(tmp_path: Path) -> None:
+    tokens, token = tmp_path / "tokens", "a-token-0123456789"
+    tokens.write_text(f"{token}\n")
+    async with dex_lite.open_engine(
+        tmp_path / "engine.db", token_file=tokens, metrics_host="0.0.0.0", metrics_port=0
+    ) as engine:
+        assert engine.metrics_address is not None
+        url = f"http://127.0.0.1:{engine.metrics_address.rpartition(':')[2]}/metrics"
+
+        async def answer(authorization: str | None) -> tuple[int, bool]:
+            headers = {} if authorization is None else {"Authorization": authorization}
+            async with httpx.AsyncClient() as http:
+                found = await http.get(url, headers=headers)
+            return found.status_code, "dex_lite_open_flows" in found.text
+
+        for given, expected in (
+            (f"Bearer {token}", (200, True)),
+            (None, (401, False)),
+            ("Bearer another-token-0123", (401, False)),
+            (f"Basic {token}", (401, False)),
+        ):
+            assert await answer(given) == expected
+        tokens.unlink()
+        assert await answer("Bearer another-token-0123") == (503, False)
 
 
 async def test_two_engines_do_not_share_counts(tmp_path: Path) -> None:

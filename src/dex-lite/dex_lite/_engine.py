@@ -316,8 +316,10 @@ class Engine:
         """
         self.check_running()
         row = self.rows.get(flow_id)
-        if row is None or (run_id and row.run_id != run_id):
+        if row is None:
             raise flow_missing(flow_id)
+        if run_id and row.run_id != run_id:
+            raise flow_missing(flow_id, f"is at run {row.run_id!r}, not at {run_id!r}")
         return row
 
     def find_open(self, flow_id: str, run_id: str = "") -> Run:
@@ -344,7 +346,8 @@ class Engine:
             run = self.runs.get(run_id)
             row = run.row() if run is not None else await self.journal.run(run_id)
         if row is None or row.flow_id != flow_id:
-            raise flow_missing(flow_id)
+            is_known = flow_id in self.rows
+            raise flow_missing(flow_id, f"has no run {run_id!r}" if is_known else "does not exist")
         return row
 
     async def state_of(self, row: RunRow) -> RunState:

@@ -7,19 +7,21 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from socketserver import BaseServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from dex_lite._address import check_address
-from dex_lite._errors import EngineStoppedError, ExtraMissingError
+from dex_lite._auth import TokenFile, is_loopback
+from dex_lite._errors import EngineStoppedError, ExtraMissingError, TokenFileError
 
 if TYPE_CHECKING:
     from dex_lite._engine import Engine
 
 _Answer = TypeVar("_Answer")
+_Wsgi: TypeAlias = Callable[[dict[str, Any], Any], Iterable[bytes]]
 _LOOP_ANSWERS_WITHIN_S = 10.0
 _POLL_S = 0.05  # how soon a stop is noticed
 
@@ -32,15 +34,7 @@ class _EngineCollector:
         self._loop = loop
 
     def collect(self) -> Iterator[Any]:
-        yield from self._on_loop(lambda: list(self._families()))
-
-    def _on_loop(self, read: Callable[[], _Answer]) -> _Answer:
-        answer: Future[_Answer] = Future()
-        try:
-            self._loop.call_soon_threadsafe(_answer, answer, read)
-        except RuntimeError:
-            raise EngineStoppedError from None
-        return answer.result(_LOOP_ANSWERS_WITHIN_S)
+        yield from _on_loop(self._loop, lambda: list(self._families()))
 
     def _families(self) -> Iterator[Any]:
         from prometheus_client import core
@@ -103,6 +97,35 @@ class _EngineCollector:
         yield sizes
 
 
+def _on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], _Answer]) -> _Answer:
+    answer: Future[_Answer] = Future()
+    try:
+        loop.call_soon_threadsafe(_answer, answer, read)
+    except RuntimeError:
+        raise EngineStoppedError from None
+    return answer.result(_LOOP_ANSWERS_WITHIN_S)
+
+
+def _guarded(served: _Wsgi, tokens: TokenFile, loop: asyncio.AbstractEventLoop) -> _Wsgi:
+    """Only for readers that bring a valid token."""
+
+    def call(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        scheme, _, token = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+        try:
+            # The loop owns the tokens too.
+            may_read = scheme.lower() == "bearer" and _on_loop(loop, lambda: tokens.accepts(token))
+        except TokenFileError:
+            start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
+            return [b"the engine cannot read its token file\n"]
+        if may_read:
+            return served(environ, start_response)
+        headers = [("Content-Type", "text/plain"), ("WWW-Authenticate", "Bearer")]
+        start_response("401 Unauthorized", headers)
+        return [b"these metrics need a valid 'Authorization: Bearer TOKEN'\n"]
+
+    return call
+
+
 def _answer(answer: Future[_Answer], read: Callable[[], _Answer]) -> None:
     try:
         answer.set_result(read())
@@ -126,8 +149,12 @@ class _Handler(WSGIRequestHandler):
 
 
 @contextlib.asynccontextmanager
-async def serve_metrics(engine: Engine, host: str, port: int) -> AsyncIterator[str]:
+async def serve_metrics(
+    engine: Engine, host: str, port: int, tokens: TokenFile | None
+) -> AsyncIterator[str]:
     """Serve ``/metrics`` until the block ends; yields the address.
+
+    Where other machines reach it, every reader has to bring one of ``tokens``.
 
     Raises:
         ExtraMissingError: prometheus-client is not installed.
@@ -142,7 +169,10 @@ async def serve_metrics(engine: Engine, host: str, port: int) -> AsyncIterator[s
     registry = CollectorRegistry()
     registry.register(_EngineCollector(engine, loop))
     kind = _Server6 if ":" in host else _Server
-    server = make_server(host, port, make_wsgi_app(registry), kind, _Handler)
+    served: _Wsgi = make_wsgi_app(registry)
+    if tokens is not None and not is_loopback(host):
+        served = _guarded(served, tokens, loop)
+    server = make_server(host, port, served, kind, _Handler)
     thread = threading.Thread(
         target=server.serve_forever, args=(_POLL_S,), name="dex-lite-metrics", daemon=True
     )

@@ -68,15 +68,16 @@ async def open_engine(
     """Open a data file and serve it until the block ends.
 
     Args:
-        path: The SQLite file; made if it is not there, its folder must exist.
+        path: The SQLite file; it and its folder are made if they are not there.
         host: Address to serve on. One that other machines reach needs a token file.
         port: 0 lets the system choose; see ``address`` of the result.
         options: Settings.
         token_file: One valid bearer token on each line; every call and stream has to bring one of
             them. It is read again when it changes.
-        metrics_port: Serve metrics for Prometheus there, without a token; 0 lets the system choose.
-            Needs the extra ``metrics``.
-        metrics_host: Address of the metrics.
+        metrics_port: Serve metrics for Prometheus there; 0 lets the system choose. Needs the extra
+            ``metrics``.
+        metrics_host: Address of the metrics. One that other machines reach needs a token file, and
+            asks for one of its tokens as the engine does; the loopback asks for none.
 
     Raises:
         TypeError, ValueError: A path, a host, a port or ``options`` is none.
@@ -91,6 +92,8 @@ async def open_engine(
     if token_file is not None:
         _check_token_file(token_file)
     check_exposure(host, token_file)
+    if metrics_port is not None:
+        check_exposure(metrics_host, token_file)
     if options is not None and not isinstance(options, EngineOptions):
         raise TypeError(f"options must be an EngineOptions, got {type(options).__name__}")
     tokens = None if token_file is None else TokenFile(token_file)
@@ -158,7 +161,7 @@ async def open_engine(
         metrics_address = None
         if metrics_port is not None:
             metrics_address = await closing.enter_async_context(
-                serve_metrics(engine, metrics_host, metrics_port)
+                serve_metrics(engine, metrics_host, metrics_port, tokens)
             )
         await server.start()
         event(

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import enum
 import signal
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dex_lite._address import check_address
+
+if TYPE_CHECKING:
+    from dex_lite import RunningEngine
 
 DEFAULT_DATA_FILE = Path(".dex-lite/dev.db")
 
@@ -20,6 +24,13 @@ class LogFormat(enum.StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+
+class DurabilityMode(enum.StrEnum):
+    """What a commit waits for."""
+
+    FULL = "full"
+    NORMAL = "normal"
 
 
 def dev(
@@ -35,61 +46,55 @@ def dev(
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics there.")
     ] = None,
-    metrics_host: Annotated[str, typer.Option(help="The address of the metrics.")] = "127.0.0.1",
+    metrics_host: Annotated[
+        str, typer.Option(help="The address of the metrics; beyond 127.0.0.1 they need a token.")
+    ] = "127.0.0.1",
     log_format: Annotated[LogFormat | None, typer.Option(help="Log events to stderr.")] = None,
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that running Steps have to end when it stops.")
     ] = 10.0,
+    retention: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds after which a closed run is deleted; else all are kept."),
+    ] = None,
+    durability: Annotated[
+        DurabilityMode, typer.Option(help="normal: a power cut may lose the last moments.")
+    ] = DurabilityMode.FULL,
 ) -> None:
     """Serve a data file for development, until SIGINT or SIGTERM."""
-    import uvloop  # here, so that `--help` does not wait for it
+    import uvloop  # here, so that `--help` waits for none of these
 
-    is_new = not data.exists()
-    # A Step is a few turns of the loop and little else, so the loop is a good part of its time.
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(
-            _serve(
-                data, is_new, host, port, token_file, metrics_host, metrics_port, log_format, grace
-            )
-        )
-
-
-async def _serve(
-    data: Path,
-    is_new: bool,
-    host: str,
-    port: int,
-    token_file: Path | None,
-    metrics_host: str,
-    metrics_port: int | None,
-    log_format: LogFormat | None,
-    grace: float,
-) -> None:
-    # Here, so that `--help` does not wait for grpc.
     from dex_lite import EngineOptions, open_engine
     from dex_lite._logs import log_to
 
     if log_format is not None:
         log_to(log_format.value)
-
     check_address(host, port)
+    options = EngineOptions(drain_s=grace, retention_s=retention, durability=durability.value)
+    engine = open_engine(
+        data,
+        host=host,
+        port=port,
+        options=options,
+        token_file=token_file,
+        metrics_host=metrics_host,
+        metrics_port=metrics_port,
+    )
+    shown = f"{data}" if data.exists() else f"{data}, a new file"
+    # A Step is a few turns of the loop and little else, so the loop is a good part of its time.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(engine, shown, grace))
+
+
+async def _serve(
+    opening: AbstractAsyncContextManager[RunningEngine], shown: str, grace: float
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with open_engine(
-        data,
-        host=host,
-        port=port,
-        options=EngineOptions(drain_s=grace),
-        token_file=token_file,
-        metrics_host=metrics_host,
-        metrics_port=metrics_port,
-    ) as engine:
-        print(
-            f"dex-lite ready on {engine.address}, data in {data}{', a new file' if is_new else ''}",
-            flush=True,
-        )
+    async with opening as engine:
+        print(f"dex-lite ready on {engine.address}, data in {shown}", flush=True)
         if engine.metrics_address is not None:
             print(f"metrics on http://{engine.metrics_address}/metrics", flush=True)
         stopped = asyncio.create_task(stop.wait())
