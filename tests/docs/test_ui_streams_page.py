@@ -35,8 +35,6 @@ def app_of_the_page() -> Callable[[AgentSessionClient], Starlette]:
 
 async def test_the_chat_endpoint_of_the_page(stages: Stages) -> None:
     async with stages.play(SCRIPT, {"pay": pay}) as stage:
-        await stage.sessions.start_session("chat", "hi")
-        await stage.sessions.wait_for_turn("chat", 1, timeout_s=TURN_S)
         transport = httpx.ASGITransport(app_of_the_page()(stage.sessions))
         async with httpx.AsyncClient(transport=transport, base_url="http://page") as http:
 
@@ -46,13 +44,26 @@ async def test_the_chat_endpoint_of_the_page(stages: Stages) -> None:
                 assert answer.headers["x-vercel-ai-ui-message-stream"] == "v1"
                 return answer.text
 
-            asked = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "pay it"}]}
-            first = await post(asked)
+            def said(message_id: str, text: str) -> Any:
+                return {
+                    "id": message_id,
+                    "role": "user",
+                    "parts": [{"type": "text", "text": text}],
+                }
+
+            begun = said("m1", "hi")
+            # The line broke, and the client sends its first message once more.
+            greeted, again = await post(begun), await post(begun)
+            assert greeted == again
+            (hello,) = read_streams([(7, [greeted])])
+            assert [part["text"] for part in hello.parts("text")] == ["Hello."]
+            asked = said("m2", "pay it")
+            first = await post(begun, hello.message, asked)
             (paused,) = read_streams([(7, [first])])
             (call,) = paused.parts("dynamic-tool")
             assert call["state"] == "approval-requested"
             call["state"], call["approval"]["approved"] = "approval-responded", True
-            second = await post(asked, paused.message)
+            second = await post(begun, hello.message, asked, paused.message)
             (done,) = read_streams([(7, [first, second])])
             assert [part["text"] for part in done.parts("text")] == ["It is paid."]
             assert done.parts("dynamic-tool")[0]["output"] == "paid"

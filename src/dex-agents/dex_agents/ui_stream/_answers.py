@@ -53,6 +53,8 @@ async def answer_approvals(
         for part in parts
         if part.get("state") == "approval-responded" and isinstance(part.get("approval"), Mapping)
     ]
+    if not approvals:
+        return []  # the session may not have begun yet
     pending = {item.interrupt_id for item in await pending_interrupts(sessions, session_id)}
     answered = []
     for approval in approvals:
