@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.run_config import RunConfig
 from google.adk.models.lite_llm import LiteLlm
+from google.adk.runners import InMemoryRunner
 
 from dex_agents._contract import (
     RunModelRequest,
@@ -90,13 +92,17 @@ class StatusError(Exception):
         (KeyError("bug"), KeyError),
     ],
 )
-async def test_model_errors(error: Exception, expected: type[Exception]) -> None:
+async def test_model_errors(
+    error: Exception, expected: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
     world = World([error])
     with pytest.raises(expected) as caught:
         await Driver(AdkAgentRunner(agent_with(world)), world).turn("go")
     if isinstance(error, StatusError) and expected is ModelCallError:
         assert isinstance(caught.value, ModelCallError)
         assert caught.value.retry_after_s == 3.0
+    # ADK logs its own trace only of what nobody knows.
+    assert bool([line for line in caplog.records if line.exc_info]) == (expected is KeyError)
     if expected is KeyError:
         assert caught.value is error
 
@@ -107,7 +113,7 @@ async def test_model_errors(error: Exception, expected: type[Exception]) -> None
     ids=["gemini", "openai", "anthropic"],
 )
 async def test_a_missing_key_is_not_asked_for_again(
-    model: str | LiteLlm, monkeypatch: pytest.MonkeyPatch
+    model: str | LiteLlm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in list(os.environ):
         if name.endswith(("_API_KEY", "_CREDENTIALS", "_TOKEN")) or name.startswith("GOOGLE_"):
@@ -115,6 +121,24 @@ async def test_a_missing_key_is_not_asked_for_again(
     runner = AdkAgentRunner(LlmAgent(name="agent", model=model))
     with pytest.raises(AgentTurnError, match="no API key or credentials for the model"):
         await Driver(runner, World([])).turn("go")
+    # A client that was not made is closed by a task when it is freed, which fails.
+    del runner
+    for _ in range(3):
+        gc.collect()
+        await asyncio.sleep(0)
+    assert [line for line in caplog.records if line.exc_info] == []
+
+
+async def test_plain_adk_logs_as_ever(caplog: pytest.LogCaptureFixture) -> None:
+    world = World([StatusError(400)])
+    runner = AdkAgentRunner(agent_with(world))
+    with pytest.raises(AgentTurnError):
+        await Driver(runner, world).turn("go")
+    assert not caplog.records
+    plain = InMemoryRunner(agent=agent_with(World([StatusError(400)])))
+    with pytest.raises(StatusError):
+        await plain.run_debug("go", quiet=True)
+    assert any(line.exc_info for line in caplog.records)
 
 
 async def test_model_error_callback_answers() -> None:

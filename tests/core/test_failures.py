@@ -221,13 +221,14 @@ async def test_an_invalid_outcome_fails_the_turn_at_once(
 
 @pytest.mark.parametrize("error", [RuntimeError("bad \udcff"), Unprintable(), SystemExit(1)])
 async def test_a_model_failure_of_any_kind_ends_only_its_turn(
-    stages: Stages, error: BaseException
+    stages: Stages, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with stages.play([error, error, "fine"], options=QUICK) as stage:
         await stage.sessions.start_session("s", "hello")
         snapshot = await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
         assert snapshot.last_turn is not None
         assert snapshot.last_turn.error.startswith(type(error).__name__)
+        assert f"turn t1 of session s failed: {snapshot.last_turn.error}" in caplog.messages
         await stage.sessions.send_user_message("s", "again")
         snapshot = await stage.sessions.wait_for_turn("s", 2, timeout_s=TURN_S)
         assert snapshot.last_turn is not None

@@ -83,3 +83,15 @@ async def test_the_readme_sample_without_an_engine_says_so_in_a_line(tmp_path: P
     (line,) = errors.decode().splitlines()
     assert line.startswith("the engine at 127.0.0.1:9 (the client's server_address")
     assert line.endswith("start one, for example with dex-lite dev, or call again")
+
+
+async def test_the_readme_sample_without_a_key_says_so_in_a_line(tmp_path: Path) -> None:
+    async with private_engine(tmp_path / "engine.db") as engine:
+        process = await start_sample(tmp_path, engine.address, GOOGLE_API_KEY="")
+        out, errors = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    (logged,) = errors.decode().splitlines()
+    (printed,) = out.decode().splitlines()
+    assert printed.startswith("the Worker has no API key or credentials for the model; ")
+    assert re.fullmatch(r"turn t1 of session support-[0-9a-f-]{36} failed: (.*)", logged)
+    assert logged.endswith(printed)

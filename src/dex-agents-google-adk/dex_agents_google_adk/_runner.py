@@ -65,6 +65,7 @@ from dex_agents_google_adk._events import USER, dump_event, text_content, to_mes
 from dex_agents_google_adk._exit_guard import guard_tool
 from dex_agents_google_adk._images import ImageLoader, placeholder
 from dex_agents_google_adk._json import copy_json
+from dex_agents_google_adk._known_errors import silence_reported_errors
 from dex_agents_google_adk._setup import RunnerSetup
 from dex_agents_google_adk._source_tools import SourceTools
 from dex_agents_google_adk._tree_checks import (
@@ -177,6 +178,7 @@ class AdkAgentRunner:
         replayed_calls.apply()
         model_lookup.apply()
         unheard_telemetry.apply()
+        silence_reported_errors()
         self._setup = RunnerSetup(
             app=app,
             tree=tree,

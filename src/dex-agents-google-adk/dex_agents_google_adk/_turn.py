@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from google.adk.agents.invocation_context import LlmCallsLimitExceededError
 from google.adk.apps.app import App
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
@@ -25,7 +24,7 @@ from dex_agents._contract import (
     ToolCallsRequested,
     TurnCompleted,
 )
-from dex_agents._errors import AgentError, AgentTurnError
+from dex_agents._errors import AgentTurnError
 from dex_agents_google_adk._adk_workarounds import nested_node_paths
 from dex_agents_google_adk._answer import final_text, root_output
 from dex_agents_google_adk._artifacts import SessionArtifacts, session_artifacts
@@ -51,9 +50,9 @@ from dex_agents_google_adk._ids import AttemptIds, run_isolated
 from dex_agents_google_adk._images import images_of_event, uris_of_item
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._kept_answers import KeptAnswers
+from dex_agents_google_adk._known_errors import known_error
 from dex_agents_google_adk._last_plugin import LastPlugin
 from dex_agents_google_adk._live import LiveText
-from dex_agents_google_adk._model_errors import classify
 from dex_agents_google_adk._open_response import OpenResponse
 from dex_agents_google_adk._paused_events import paused_event
 from dex_agents_google_adk._questions import answers_of, call_of
@@ -198,7 +197,7 @@ class _TurnAttempt:
         then = self._state.tree_shape if self._state is not None else ""
         if then in ("", self._setup.tree.shape):
             return False
-        return isinstance(error, ReplayError) or self._known_error(error) is None
+        return isinstance(error, ReplayError) or known_error(self._attempt, error) is None
 
     async def _run(self) -> RunModelOutcome:
         enter_attempt(self._attempt)
@@ -216,7 +215,7 @@ class _TurnAttempt:
                     if (shown := self._attempt.held.to_show(event)) is not None:
                         self._live.emit(shown)
         except Exception as error:
-            known = self._known_error(error)
+            known = known_error(self._attempt, error)
             if known is None or known is error:
                 raise
             # A cause that ADK wrapped must not become the cause of itself.
@@ -284,19 +283,6 @@ class _TurnAttempt:
         if content is None:
             raise AgentTurnError("the user message of the turn has no content")
         return content
-
-    def _known_error(self, error: BaseException) -> BaseException | None:
-        # ADK wraps what a plugin raises, so the error may be a cause.
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, AgentError) or _holds(self._attempt.callback_errors, cause):
-                return cause
-            if isinstance(cause, LlmCallsLimitExceededError):
-                return AgentTurnError(f"the turn made too many model calls: {cause}")
-            if _holds(self._attempt.model_errors, cause):
-                return classify(cause)
-            cause = cause.__cause__
-        return None
 
     # After the run
 
@@ -434,10 +420,6 @@ class _TurnAttempt:
             (event for event in self._turn_events if event.actions.compaction is None), None
         )
         return first if first is not None and is_users(first) else None
-
-
-def _holds(errors: list[BaseException], wanted: BaseException) -> bool:
-    return any(error is wanted for error in errors)
 
 
 def _is_in_chain(wanted: BaseException, error: BaseException | None) -> bool:

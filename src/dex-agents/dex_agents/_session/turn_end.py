@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ from dex_agents._tracing import SpanPlace
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
 
+_LOGGER = logging.getLogger("dex_agents")
 OUTCOME_BYTES = 256 * 1024
 """What a snapshot shows of an answer's text and of its output; the history has all of it."""
 
@@ -115,6 +117,8 @@ def fail_turn(
     is_by_close: bool = False,
 ) -> StepDecision:
     """End a turn without an answer: its message stays, and a note says what its calls did."""
+    if not is_cancelled and not is_by_close:
+        _LOGGER.warning("turn %s of session %s failed: %s", before.turn_id, context.flow_id, reason)
     text = turn_failure_note(reason, state.finished, is_cancelled=is_cancelled)
     messages = [message_from_json(item) for item in (state.user_message, *state.steered)]
     try:

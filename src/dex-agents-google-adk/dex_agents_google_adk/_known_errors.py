@@ -1,0 +1,71 @@
+"""Which failures of an ADK run the turn reports in words, and no trace of ADK for those.
+
+ADK logs each failure of an agent twice, with some hundred lines of its own calls. What a model's
+client or we said is in the turn's error, and in one line of the log.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from google.adk.agents.invocation_context import LlmCallsLimitExceededError
+
+from dex_agents._errors import AgentError, AgentTurnError
+from dex_agents_google_adk._attempt import Attempt, current_attempt
+from dex_agents_google_adk._model_errors import classify
+
+_ADK_LOGGERS = ("google_adk.google.adk.runners", "google_adk.google.adk.workflow._node_runner")
+
+
+def known_error(attempt: Attempt, error: BaseException) -> BaseException | None:
+    """What to raise for an exception of an attempt's run; ``None`` if nothing is known of it."""
+    # ADK wraps what a plugin raises, so the error may be a cause.
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, AgentError) or _holds(attempt.callback_errors, cause):
+            return cause
+        if isinstance(cause, LlmCallsLimitExceededError):
+            return AgentTurnError(f"the turn made too many model calls: {cause}")
+        if _holds(attempt.model_errors, cause):
+            return classify(cause)
+        cause = cause.__cause__
+    return None
+
+
+def _holds(errors: list[BaseException], wanted: BaseException) -> bool:
+    return any(error is wanted for error in errors)
+
+
+class _ReportedFilter(logging.Filter):
+    """Drops what ADK logs of an attempt's failure that the turn reports."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        attempt = current_attempt()
+        error = record.exc_info[1] if record.exc_info else None
+        if attempt is None or error is None:
+            return True
+        return not isinstance(known_error(attempt, error), AgentError)
+
+
+class _UnmadeClientFilter(logging.Filter):
+    """Drops what is left of a Gemini client without a key.
+
+    google-genai closes a client that is freed, also one whose constructor has failed, and then misses
+    what that would have set.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not (isinstance(error, AttributeError) and error.name == "_async_httpx_client")
+
+
+_REPORTED = _ReportedFilter()
+_UNMADE_CLIENT = _UnmadeClientFilter()
+
+
+def silence_reported_errors() -> None:
+    """Let ADK log no trace of what our turns report. Its own runs log as ever."""
+    # Once, however often they are added.
+    for name in _ADK_LOGGERS:
+        logging.getLogger(name).addFilter(_REPORTED)
+    logging.getLogger("asyncio").addFilter(_UNMADE_CLIENT)
