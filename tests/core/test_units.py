@@ -276,6 +276,16 @@ def test_a_large_result_is_cut_to_its_limit(text: str) -> None:
         assert len(encode(cut)) <= 8_192
 
 
+def test_a_result_that_only_its_compression_makes_small_is_cut() -> None:
+    cut = fit_output({"log": "again and again\n" * 1_000_000}, 8_192)
+    assert cut["truncated"] is True and cut["original_bytes"] > 16_000_000
+    side: Any = {"actions": {"state_delta": {"k": "x" * 5_000_000}}}
+    record = succeeded_record(TASK, ToolExecutionResult("fine", side), 1, 8_192)
+    assert record.framework_data is None and record.output["result"] == "fine"
+    fitting = {"log": "again and again\n" * 4_000}
+    assert fit_output(fitting, 8_192) == fitting
+
+
 def test_results_of_one_response_share_a_budget() -> None:
     assert result_limit(256 * 1024, 1) == 256 * 1024
     assert result_limit(256 * 1024, 64) == 32 * 1024

@@ -12,6 +12,8 @@ from typing import Any
 
 _PLAIN, _DEFLATED = b"\x01", b"\x02"
 _WORTH_COMPRESSING = 512
+MOST_EXPANSION = 16
+"""How many times as large as stored a value may become, where a stranger says what is stored."""
 
 
 class EncodingError(ValueError):
@@ -26,15 +28,35 @@ def encode(value: Any) -> bytes:
     Raises:
         EncodingError: The value is no JSON value; NaN and infinities are none either.
     """
+    return _pack(_text(value))
+
+
+def weight(value: Any) -> int:
+    """Bytes of a value as stored, or more if it becomes too large when it is read.
+
+    Every model call of a session reads its whole history, so a few stored bytes that stand for many
+    megabytes must not count as few.
+
+    Raises:
+        EncodingError: As of :func:`encode`.
+    """
+    text = _text(value)
+    return max(len(_pack(text)), len(text) // MOST_EXPANSION)
+
+
+def _text(value: Any) -> bytes:
     try:
         text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise EncodingError(f"not a JSON value: {error}") from error
-    raw = text.encode("ascii")
-    if len(raw) < _WORTH_COMPRESSING:
-        return _PLAIN + raw
-    packed = zlib.compress(raw, 1)
-    return _DEFLATED + packed if len(packed) < len(raw) else _PLAIN + raw
+    return text.encode("ascii")
+
+
+def _pack(text: bytes) -> bytes:
+    if len(text) < _WORTH_COMPRESSING:
+        return _PLAIN + text
+    packed = zlib.compress(text, 1)
+    return _DEFLATED + packed if len(packed) < len(text) else _PLAIN + text
 
 
 def decode(data: bytes) -> Any:

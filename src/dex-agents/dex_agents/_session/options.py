@@ -42,8 +42,8 @@ class AgentSessionOptions:
         model_retry_limit: Longest delay between its attempts.
         tool_retry_interval: Delay before the second attempt of a read or idempotent write; doubles.
         max_message_bytes: Largest user message, in bytes of UTF-8.
-        max_result_bytes: Largest tool result as stored, compressed; a larger one is cut, and says
-            so. The results of one response share 2 MiB.
+        max_result_bytes: Largest tool result as stored, compressed; one that is larger, or 16 times
+            as large as JSON, is cut and says so. The results of one response share 2 MiB.
         max_queued_messages: User messages that may wait for their turn.
         max_parallel_calls: How many calls of one response, not counting approved ones, run at once;
             the others follow. It keeps a session from taking all slots of a Worker.

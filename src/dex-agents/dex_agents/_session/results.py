@@ -20,7 +20,7 @@ from dex_agents._contract import (
     ToolExecutionResult,
 )
 from dex_agents._media.reference import ImageReference
-from dex_agents._session.encoding import EncodingError, encode
+from dex_agents._session.encoding import EncodingError, encode, weight
 from dex_agents._session.failures import clean_text
 from dex_agents._session.records import CallTask
 
@@ -130,7 +130,7 @@ def _with_note(output: Json, note: str) -> Json:
 
 def _size(value: Json) -> int | None:
     try:
-        return len(encode(value))
+        return weight(value)
     except EncodingError:
         return None
 
