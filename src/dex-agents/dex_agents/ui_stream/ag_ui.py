@@ -273,9 +273,10 @@ async def answer_resume(
 ) -> list[str]:
     """Answer what ``RunAgentInput.resume`` answers; returns the ids, for ``after_interrupts``.
 
-    An approval takes ``True``, ``False`` or ``{"approved": bool, "message": str, "arguments": …}``
-    as payload; a cancelled entry rejects it, or withholds a credential. What is not pending any
-    more is left alone, so the same request may come twice.
+    An approval takes ``True``, ``False`` or ``{"approved": bool, "message": str, "arguments": …,
+    "payload": …, "argumentsDigest": str}`` as payload, as :meth:`AgentSessionClient.resolve_interrupt`
+    does; a cancelled entry rejects it, or withholds a credential. What is not pending any more is
+    left alone, so the same request may come twice.
 
     Raises:
         InterruptError, InvalidInputError: An answer does not fit; the ones before it were taken.
@@ -298,6 +299,8 @@ async def answer_resume(
                 entry.interrupt_id,
                 approved=approved,
                 message=fields.get("message"),
+                payload=fields.get("payload"),
+                arguments_digest=fields.get("argumentsDigest"),
                 arguments=fields.get("arguments") if approved else None,
             )
         elif interrupt.kind == "credential":
