@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from core.conftest import TURN_S, Stages
-from core.scripted_runner import ScriptedRunner
+from core.scripted_runner import Call, ScriptedRunner
 from core.test_cancel import Hold
 from core.test_rewind import read, say, seen, talk
 from dex_agents import (
@@ -23,9 +23,11 @@ from dex_agents import (
     AgentTurnError,
     CompactionPolicy,
     CompactionRequest,
+    DeferredToolExecution,
     FinishedTurn,
     ForkedSession,
     HistorySummary,
+    InterruptError,
     InvalidInputError,
     Json,
     MessageRole,
@@ -278,6 +280,64 @@ async def test_a_fork_whose_summary_was_deleted_says_so(
         with pytest.raises(SessionAlreadyExistsError, match="not by a fork with these arguments"):
             await sessions.fork_session("s", "f", after_turn_id="t1")
         await sessions.fork_session("s", "g", after_turn_id="t1")
+
+
+async def test_forks_and_a_rewind_around_a_summary_while_a_turn_waits(tmp_path: Path) -> None:
+    async def pay(call: DeferredToolExecution) -> Any:
+        return "paid"
+
+    answers = [f"answer {number}" for number in range(1, 6)]
+    runner = Summing([*answers, [Call("pay", approval=True)], "it is paid", "on"], {"pay": pay})
+    flow = AgentSessionFlow(
+        runner,
+        flow_type="Waiting",
+        compaction=CompactionPolicy(1_000, trigger_ratio=0.5, kept_turns=1),
+    )
+
+    def read_by(session_id: str) -> tuple[HistorySummary | None, list[str]]:
+        """What the newest model call of a session has read."""
+        request = [r for r in runner.requests if r.session_id == session_id][-1]
+        return request.summary, [message.text[:8] for message in request.history]
+
+    async with (
+        private_engine(tmp_path / "e.db") as engine,
+        serve(engine.address, flow, tmp_path) as sessions,
+    ):
+        await sessions.start_session("s", "m1")  # too small for a summary of its own
+        for number in range(1, 6):
+            await sessions.wait_for_turn("s", number, timeout_s=TURN_S)
+            await sessions.send_user_message("s", f"m{number + 1} {'x' * 900}")
+        waiting = await sessions.wait_until_settled("s", turns_done=6, timeout_s=TURN_S)
+        (asked,) = waiting.pending_interrupts
+        assert read_by("s")[0] == HistorySummary("what happened")
+
+        await sessions.fork_session("s", "behind")
+        await sessions.fork_session("s", "before", after_turn_id="t1")
+        for fork in ("behind", "before"):
+            snapshot = await sessions.get_agent_snapshot(fork)
+            assert (snapshot.status, snapshot.pending_interrupts) == ("idle", ())
+            with pytest.raises(InterruptError, match="not pending"):
+                await sessions.resolve_interrupt(fork, asked.interrupt_id, approved=True)
+        await sessions.send_user_message("behind", f"m6 {'x' * 900}")
+        await sessions.wait_for_turn("behind", 6, timeout_s=TURN_S)
+        assert read_by("behind") == read_by("s")
+        await sessions.send_user_message("before", "m2")
+        await sessions.wait_for_turn("before", 2, timeout_s=TURN_S)
+        assert read_by("before") == (None, ["m1", "answer 1"])
+
+        # The source has noticed nothing: its call waits, and runs once.
+        assert await sessions.get_agent_snapshot("s") == waiting
+        await sessions.resolve_interrupt("s", asked.interrupt_id, approved=True)
+        ended = await sessions.wait_for_turn("s", 6, timeout_s=TURN_S)
+        assert ended.last_turn == FinishedTurn("t6", "it is paid")
+        assert [call.session_id for call in runner.executions] == ["s"]
+        # Back behind the beginning of the summary, and of what was answered.
+        await sessions.rewind("s", "t2")
+        with pytest.raises(InterruptError, match="not pending"):
+            await sessions.resolve_interrupt("s", asked.interrupt_id, approved=True)
+        await sessions.send_user_message("s", "m7")
+        await sessions.wait_for_turn("s", 7, timeout_s=TURN_S)
+        assert read_by("s") == (None, ["m1", "answer 1"])
 
 
 async def test_large_histories_are_carried_in_pieces(stages: Stages) -> None:
