@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -219,21 +220,66 @@ async def test_a_worker_that_stops_while_it_ends_a_silent_server(kind: str, tmp_
         await until(lambda: not place.servers())
 
 
-@pytest.mark.parametrize("kind", [pytest.param("source", marks=pytest.mark.long), "toolset"])
-async def test_a_server_that_dies_in_a_write(kind: str, tmp_path: Path) -> None:
-    async with place_of(tmp_path, kind=kind) as place:
+@contextlib.asynccontextmanager
+async def lasting_server(folder: Path) -> AsyncIterator[str]:
+    """The address of a server that is started again whenever it ends, and can always be reached."""
+    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+
+    async def serve(listening: int) -> None:
+        command = [sys.executable, str(SERVER), str(folder), f"fd:{listening}"]
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                *command, pass_fds=[listening], env={**os.environ, "PYTHONPATH": path}
+            )
+            try:
+                await process.wait()
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task(serve(listener.fileno()))
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "transport"),
+    [
+        ("toolset", "stdio"),
+        ("source", "http"),
+        pytest.param("source", "stdio", marks=pytest.mark.long),
+    ],
+)
+async def test_a_server_that_dies_in_a_call(kind: str, transport: str, tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        settings = {"kind": kind}
+        if transport == "http":
+            settings["url"] = await stack.enter_async_context(lasting_server(tmp_path))
+        place = await stack.enter_async_context(place_of(tmp_path, **settings))
         worker = await place.worker()
-        await place.sessions.start_session("s", script([("die", "1")], [("read", "2")]))
-        answer = await place.answer("s")
-        assert "read 2" in json.dumps(answer["read"])
+        calls = script([("die", "1")], [("die_once", "2")], [("read", "3")])
+        await place.sessions.start_session("s", calls)
+        assert "read 3" in json.dumps((await place.answer("s"))["read"])
+        # A write is not repeated, a read is; the connection is opened again for each.
         ledger = server_ledger(tmp_path)
-        assert [ledger.count(name) for name in ("die", "started")] == [1, 2]
+        assert [ledger.count(name) for name in ("die", "die_once", "read")] == [1, 2, 1]
+        assert ledger.count("started") == 3
         messages = (await place.sessions.list_messages("s")).messages
-        died = next(m for m in messages if m.tool_name == "die" and m.role == "tool")
-        response = died.framework_item["content"]["parts"][0]["function_response"]["response"]
-        assert response == {"error": OUTCOME_UNKNOWN_TOOL_RESULT}
+        responses = {
+            message.tool_name: message.framework_item["content"]["parts"][0]["function_response"]
+            for message in messages
+            if message.role == "tool"
+        }
+        assert responses["die"]["response"] == {"error": OUTCOME_UNKNOWN_TOOL_RESULT}
+        assert "alive 2" in json.dumps(responses["die_once"]["response"])
         assert await worker.stop() == 0
-        await until(lambda: not place.servers())
+        if transport == "stdio":
+            await until(lambda: not place.servers())
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import logging
 import os
 import socket
@@ -18,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from mcp import Client
 from mcp_types import (
     AudioContent,
     BlobResourceContents,
@@ -38,6 +40,7 @@ from dex_agents import (
     ToolPolicy,
     ToolSource,
 )
+from dex_agents._mcp import connection
 from dex_agents._mcp.results import error_text, to_result
 from dex_agents.mcp import HttpServer, McpToolSource, StdioServer
 from dex_agents.testing import Ledger
@@ -47,6 +50,7 @@ from support.ports import free_port, wait_for_port
 SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
 SECRET = "s3cret-token"
 PATH = os.pathsep.join(p or os.getcwd() for p in sys.path)
+WRITE = ToolEffect.NON_IDEMPOTENT_WRITE
 NO_SERVER: Any = "http://x"
 SOON = timedelta(seconds=1)
 
@@ -290,6 +294,38 @@ async def test_an_http_server_that_goes_and_comes_back(tmp_path: Path) -> None:
         async with http_server(tmp_path, port):
             result = await source.execute_deferred_tool_call(execution("read", text="x"))
             assert result.output == {"result": "read x"}
+
+
+async def test_a_session_that_the_server_has_ended_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does after a restart, or after half an hour in which a call waited for its approval."""
+    # Servers of the older protocol have sessions.
+    monkeypatch.setattr(connection, "Client", functools.partial(Client, mode="legacy"))
+    port = free_port()
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    async with contextlib.AsyncExitStack() as stack:
+        async with http_server(tmp_path, port) as server:
+            source = McpToolSource("notes", server)
+            stack.push_async_callback(source.close)
+            assert await source.list_tools()
+        async with http_server(tmp_path, port):
+            for _ in range(2):
+                # Asked together, each is sent once more.
+                await asyncio.gather(
+                    *(
+                        source.execute_deferred_tool_call(execution("add", WRITE, text=str(number)))
+                        for number in range(5)
+                    ),
+                    source.list_tools(),
+                )
+        assert [ledger.count("add", text=str(number)) for number in range(5)] == [2] * 5
+        async with http_server(tmp_path, port):
+            assert await source.list_tools()
+            # A tool that only says so has run, and does not run again.
+            with pytest.raises(ToolExecutionError, match="Session not found"):
+                await source.execute_deferred_tool_call(execution("lost", WRITE, text="x"))
+        assert ledger.count("lost") == 1
 
 
 @pytest.mark.long

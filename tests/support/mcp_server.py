@@ -1,4 +1,4 @@
-"""A real MCP server for tests: ``python mcp_server.py FOLDER [PORT]``, stdio without a port.
+"""A real MCP server for tests: ``python mcp_server.py FOLDER [PORT | fd:NUMBER]``, else stdio.
 
 It offers what ``FOLDER/tools.json`` names, else everything, and notes each call in
 ``FOLDER/ledger.jsonl``.
@@ -15,9 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import uvicorn
+from mcp import MCPError
 from mcp.server.mcpserver import Context, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import ToolAnnotations
+from mcp_types import INVALID_REQUEST, ToolAnnotations
 
 from dex_agents.testing import Ledger
 
@@ -77,6 +79,20 @@ async def die(text: str) -> str:
     os._exit(3)
 
 
+async def die_once(text: str) -> str:
+    """End the server in the middle of the first call."""
+    LEDGER.record("die_once", text=text)
+    if LEDGER.count("die_once") == 1:
+        os._exit(3)
+    return f"alive {text}"
+
+
+async def lost(text: str) -> str:
+    """Speak like a server that has ended the session."""
+    LEDGER.record("lost", text=text)
+    raise MCPError(INVALID_REQUEST, "Session not found")
+
+
 async def hang(text: str) -> str:
     """Never answer."""
     LEDGER.record("hang", text=text)
@@ -89,11 +105,13 @@ HINTS = {
     "put": ToolAnnotations(idempotent_hint=True),
     "both": ToolAnnotations(read_only_hint=True, idempotent_hint=True),
     "hang": ToolAnnotations(read_only_hint=True),
+    "die_once": ToolAnnotations(read_only_hint=True),
     "structured": ToolAnnotations(read_only_hint=True),
     "draw": ToolAnnotations(read_only_hint=True),
 }
 TOOLS: dict[str, Any] = {
-    f.__name__: f for f in (read, put, both, add, structured, draw, fail, key, die, hang)
+    f.__name__: f
+    for f in (read, put, both, add, structured, draw, fail, key, die, die_once, lost, hang)
 }
 
 
@@ -112,7 +130,10 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
             time.sleep(1)
-    if len(sys.argv) > 2:
+    if sys.argv[-1].startswith("fd:"):
+        # A socket that listens on when the server has died, so that its clients need not be lucky.
+        uvicorn.run(SERVER.streamable_http_app(), fd=int(sys.argv[-1][3:]), log_level="warning")
+    elif len(sys.argv) > 2:
         SERVER.run("streamable-http", host="127.0.0.1", port=int(sys.argv[2]))
     else:
         SERVER.run("stdio")

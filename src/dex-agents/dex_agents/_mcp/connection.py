@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from mcp import Client, MCPError
-from mcp_types import CONNECTION_CLOSED
+from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST
 
 from dex_agents._mcp.servers import McpServer, redacted
 
@@ -20,6 +20,9 @@ _LOGGER = logging.getLogger("dex_agents")
 _T = TypeVar("_T")
 # A second try may time out, too, and the client library ends a server that stays within 4 s.
 _UNWIND_S = 20.0
+# What a server answers that has ended the session, as after a restart or a long silence.
+_ENDED_CODES = (INVALID_REQUEST, -32001)
+_ENDED_TEXTS = ("session terminated", "session not found")
 
 
 class McpConnectionError(ConnectionError):
@@ -43,6 +46,8 @@ class McpConnection:
         self._client: asyncio.Future[Client] | None = None
         self._broken = asyncio.Event()
         self._open_requests = 0
+        self._asking = asyncio.Lock()  # one at a time asks whether the session has ended
+        self._ended: Client | None = None
         self._holders: set[asyncio.Task[None]] = set()  # this one, and those that still clean up
 
     async def client(self) -> Client:
@@ -69,13 +74,21 @@ class McpConnection:
         return pending.result()
 
     async def request(self, send: Callable[[Client], Awaitable[_T]]) -> _T:
-        """Send one request.
+        """Send one request; once more if the server has ended the session, and so did nothing.
 
         Raises:
             McpConnectionError: There is no connection; nothing was sent.
             MCPError: The server's error, or that the connection broke.
         """
         client = await self.client()
+        try:
+            return await self._send(client, send)
+        except MCPError as error:
+            if not (_may_have_ended(error) and await self._has_ended(client)):
+                raise
+        return await self._send(await self.client(), send)
+
+    async def _send(self, client: Client, send: Callable[[Client], Awaitable[_T]]) -> _T:
         used = self._client
         self._open_requests += 1
         try:
@@ -86,6 +99,21 @@ class McpConnection:
             raise
         finally:
             self._open_requests -= 1
+
+    async def _has_ended(self, client: Client) -> bool:
+        """Whether the session has, or a tool has only said something like that of its own."""
+        async with self._asking:
+            used = self._client
+            if client is not self._ended:
+                try:
+                    await client.list_tools()
+                    return False
+                except MCPError as error:
+                    if not _may_have_ended(error):
+                        return False
+                self._ended = client
+                self._drop(used)
+            return True
 
     def drop_if_idle(self) -> None:
         """Connect anew next time, unless a request of somebody else is on its way."""
@@ -139,6 +167,10 @@ class McpConnection:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         return redacted(f"{type(error).__name__}: {error}", self._server.secrets)
+
+
+def _may_have_ended(error: MCPError) -> bool:
+    return error.code in _ENDED_CODES and error.message.lower() in _ENDED_TEXTS
 
 
 def _fail(client: asyncio.Future[Client], error: Exception) -> None:
