@@ -38,6 +38,7 @@ from dex_agents._contract import (
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk import AdkAgentRunner
 from dex_agents_google_adk._adk_workarounds import call_ids_of_session
+from dex_agents_google_adk._late_copies import Original
 from support.adk_oracle import Driver, LiveEvents, ScriptedLlm, World, call, stored, text
 from support.checkpoint import Checkpoint
 from support.tree_cases import llm
@@ -129,6 +130,26 @@ async def calls_of_the_history_are_not_listed(_: Path) -> None:
         monkeypatch.setattr(_rehydration_utils, patch.name, guarded)
         await driver.turn("again")
     assert not listed & ids, f"listed the calls of {len(listed & ids)} events"
+
+
+async def a_history_is_not_copied_to_look_for_what_is_rare(_: Path) -> None:
+    world = World([call("look"), text("done")] * 3)
+    driver = Driver(AdkAgentRunner(agent_of(world, look), **READ), world)
+    await driver.turn("go")
+    first = {item.framework_item["id"] for item in driver.history}
+    await driver.turn("go on")
+    copied: set[str] = set()
+
+    def copying(original: Original[Any], name: str, copy: Any = Original.copy_field) -> Any:
+        if name == "actions":
+            copied.add(original.model.id)
+        return copy(original, name)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Original, "copy_field", copying)
+        await driver.turn("again")
+    # ADK goes back to the newest event of an agent, so it has no reason to look at the first turn.
+    assert not copied & first, f"copied the actions of {len(copied & first)} events"
 
 
 async def no_records_are_made_of_a_history_that_nobody_gets(_: Path) -> None:

@@ -40,6 +40,7 @@ from dex_agents_google_adk._adk_workarounds import (
     nested_node_paths,
     nested_pauses,
     parallel_pauses,
+    plain_history,
     replayed_calls,
     task_delegations,
     unheard_telemetry,
@@ -164,6 +165,11 @@ DEFECTS = {
         unguarded(parallel_pauses),
         tree("single turns in branches side by side"),
         "requests of one differ",
+    ),
+    "plain_history": Defect(
+        unguarded(plain_history),
+        scenarios.a_history_is_not_copied_to_look_for_what_is_rare,
+        r"copied the actions of \d+ events",
     ),
     "remote_a2a_import": Defect(
         scenarios.forget_failed_import,

@@ -6,9 +6,11 @@ from typing import Any
 
 import mcp_types
 import pytest
+from google.adk import runners
 from google.adk.agents import parallel_agent
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.context import Context
+from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.events import _interrupts
 from google.adk.events.event import Event
@@ -41,6 +43,7 @@ from dex_agents_google_adk._adk_workarounds import (
     nested_node_paths,
     nested_pauses,
     parallel_pauses,
+    plain_history,
     replayed_calls,
     task_delegations,
     tool_threads,
@@ -52,6 +55,9 @@ PATCHED: list[tuple[Any, Any, str, str]] = [
     (contents_on_replay, _contents.request_processor, "run_async", "contents processor"),
     (contents_in_one_pass, _contents, "_get_contents", "in another way"),
     (call_ids_of_session, _rehydration_utils, "_collect_function_call_ids", "ids of a session"),
+    (plain_history, runners, "_apply_rewinds", "through the events"),
+    (plain_history, runners, "_find_active_task_scope", "through the events"),
+    (plain_history, InvocationContext, "_get_events", "through the events"),
     (unheard_telemetry, tracing, "_use_native_generate_content_span", "log records that nobody"),
     (agent_callbacks, BaseAgent, "_handle_before_agent_callback", "callbacks around an agent"),
     (agent_callbacks, BaseAgent, "_handle_after_agent_callback", "callbacks around an agent"),

@@ -61,13 +61,13 @@ class Original(Generic[_M]):
         model: The model. Keep it, and all that it holds, from whoever might change it.
     """
 
-    __slots__ = ("_copiers", "_found", "_lasting", "_late_kind", "model")
+    __slots__ = ("_copiers", "_found", "_late_kind", "lasting", "model")
 
     def __init__(self, model: _M) -> None:
         self.model = model
         self._late_kind = _late_kind(type(model))
         self._found: dict[Any, Any] = {}
-        self._lasting: dict[str, Any] = {}
+        self.lasting: dict[str, Any] = {}
         self._copiers: dict[str, Callable[[], Any]] = {}
         for name, value in model.__dict__.items():
             if isinstance(value, BaseModel):
@@ -75,13 +75,13 @@ class Original(Generic[_M]):
             elif (copier := copier_of(value)) is not None:
                 self._copiers[name] = copier
             else:
-                self._lasting[name] = value
+                self.lasting[name] = value
 
     def copy(self) -> _M:
         """A late copy."""
         kind = self._late_kind
         made = kind.__new__(kind)
-        set_fields(made, self._lasting.copy())
+        set_fields(made, self.lasting.copy())
         set_private(made, self)
         return made
 
@@ -95,10 +95,10 @@ class Original(Generic[_M]):
 
     def found(self, find: Callable[[_M], _T]) -> _T:
         """What ``find`` finds in the model; it is asked once, and must not give parts of it away."""
-        try:
-            return cast(_T, self._found[find])
-        except KeyError:
-            return cast(_T, self._found.setdefault(find, find(self.model)))
+        found = self._found
+        if find not in found:
+            found.setdefault(find, find(self.model))
+        return found[find]  # type: ignore[no-any-return]
 
     def part(self, name: str) -> Original[Any] | None:
         """The original of a model that a field holds."""
@@ -110,6 +110,14 @@ def original_of(model: _M) -> Original[_M] | None:
     """What a late copy is made from; ``None`` for an ordinary model."""
     kept = get_private(model)
     return kept if type(kept) is Original else None
+
+
+def unread(model: _M) -> Original[_M] | None:
+    """The original of a late copy of which nobody has read anything that can change."""
+    kept = get_private(model)
+    if type(kept) is Original and len(get_fields(model)) == len(kept.lasting):
+        return kept
+    return None
 
 
 def untouched(model: BaseModel, name: str) -> Original[Any] | None:

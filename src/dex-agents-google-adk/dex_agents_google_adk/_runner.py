@@ -47,6 +47,7 @@ from dex_agents_google_adk._adk_workarounds import (
     nested_node_paths,
     nested_pauses,
     parallel_pauses,
+    plain_history,
     remote_a2a_import,
     replayed_calls,
     task_delegations,
@@ -169,6 +170,7 @@ class AdkAgentRunner:
         deferred_questions.apply()
         entry_agent_replay.apply()
         finished_chat_nodes.apply()
+        plain_history.apply()
         agent_callbacks.apply()
         task_delegations.apply()
         leaked_branches.apply()

@@ -87,9 +87,11 @@ def install(patches: tuple[Patch, ...], changed: str) -> bool:
 
 
 def digest_of(functions: Iterable[Any]) -> str:
-    """A digest of the functions' text; of nothing a workaround knows if one has no text."""
+    """A digest of the text of ADK's functions, whether guarded or not; of nothing a workaround knows if
+    one has no text.
+    """
     try:
-        text = "".join(map(inspect.getsource, functions))
+        text = "".join(inspect.getsource(getattr(item, _ORIGINAL, item)) for item in functions)
     except (OSError, TypeError):
         return ""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -34,7 +34,7 @@ from dex_agents_google_adk._adk_workarounds import AdkWorkaroundWarning
 from dex_agents_google_adk._adk_workarounds._patch import Patch, digest_of, install
 from dex_agents_google_adk._attempt import current_attempt
 from dex_agents_google_adk._events import USER
-from dex_agents_google_adk._late_copies import Original, peek, untouched
+from dex_agents_google_adk._late_copies import Original, peek, unread, untouched
 from dex_agents_google_adk._model_copies import set_field, shallow_copy
 
 _GetContents = Callable[..., list[types.Content]]
@@ -85,20 +85,15 @@ def contents_in_one_pass(
     called_by: dict[str, str] = {}
     unanswered: set[str | None] = set()
     for event in events:
-        if _is_out_of_line(event):
+        kept = unread(event)
+        line = _line(event) if kept is None else kept.found(_line)
+        if line is None:
             return None
-        original = untouched(event, "content")
-        content = event.content if original is None else original.model
-        look = _look(content) if original is None else original.found(_look)
-        if content is None or look is None or not look.is_shown:
+        if not line.is_shown:
             continue
-        if event.isolation_scope is not None:
+        calls, answers, author = line.calls, line.answers, line.author
+        if author == USER and not answers and line.path and line.path != (node_path or ""):
             continue
-        calls, answers, author = look.calls, look.answers, event.author
-        if author == USER and not answers:
-            path = peek(event, "node_info").path
-            if path and path != (node_path or ""):
-                continue
         is_others = bool(agent_name) and author not in (USER, agent_name)
         for answer in answers:
             caller = called_by.get(answer or "")
@@ -122,19 +117,36 @@ def contents_in_one_pass(
             unanswered = set()
         elif unanswered:
             return None
-        else:
+        elif calls:
             unanswered = set(calls)
-        if original is None:
-            contents.append(_copied(content, keeps_call_ids=keeps_call_ids))
-        else:
+        original = untouched(event, "content")
+        if original is not None:
             contents.append((original if keeps_call_ids else original.found(_nameless)).copy())
+        elif event.content is not None:
+            contents.append(_copied(event.content, keeps_call_ids=keeps_call_ids))
     return None if unanswered else contents
 
 
-def _is_out_of_line(event: Event) -> bool:
-    """Whether ADK might show the event elsewhere, as another one, or not at all because of others."""
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What an event is to the others: who wrote it, where, ids of its calls and answers, and whether
+    it can be shown.
+    """
+
+    is_shown: bool
+    author: str = ""
+    path: str = ""
+    calls: tuple[str | None, ...] = ()
+    answers: tuple[str | None, ...] = ()
+
+
+_NOT_SHOWN = _Line(is_shown=False)
+
+
+def _line(event: Event) -> _Line | None:
+    """``None`` if ADK might show the event elsewhere, as another one, or not at all because of others."""
     actions = peek(event, "actions")
-    return bool(
+    if (
         actions is None
         or actions.compaction
         or actions.rewind_before_invocation_id
@@ -142,30 +154,25 @@ def _is_out_of_line(event: Event) -> bool:
         or event.live_session_id
         or event.input_transcription
         or event.output_transcription
-    )
-
-
-@dataclass(frozen=True)
-class _Look:
-    """Ids of the calls and answers of a content, and whether it is shown."""
-
-    calls: tuple[str | None, ...]
-    answers: tuple[str | None, ...]
-    is_shown: bool
-
-
-def _look(content: types.Content | None) -> _Look | None:
-    """What a content with a role and parts is to the others."""
-    if content is None or not content.role or not content.parts:
+    ):
         return None
+    content = peek(event, "content")
+    if content is None or not content.role or not content.parts:
+        return _NOT_SHOWN
     calls = [part.function_call for part in content.parts if part.function_call is not None]
     answers = [p.function_response for p in content.parts if p.function_response is not None]
-    is_hidden = not _HIDDEN_CALLS.isdisjoint([*(c.name for c in calls), *(a.name for a in answers)])
-    is_visible = not all(map(_contents._is_part_invisible, content.parts))
-    return _Look(
+    if (
+        event.isolation_scope is not None
+        or not _HIDDEN_CALLS.isdisjoint([*(c.name for c in calls), *(a.name for a in answers)])
+        or all(map(_contents._is_part_invisible, content.parts))
+    ):
+        return _NOT_SHOWN
+    return _Line(
+        True,
+        event.author,
+        peek(event, "node_info").path,
         tuple(call.id for call in calls),
         tuple(answer.id for answer in answers),
-        is_visible and not is_hidden,
     )
 
 
@@ -232,9 +239,7 @@ PATCHES = (
 def is_made_for_this_adk() -> bool:
     """Whether ADK's functions are those that the guard says again."""
     functions = [
-        PATCHES[0].original if name == "_get_contents" else getattr(owner, name, None)
-        for owner, names in _SAID_AGAIN.items()
-        for name in names
+        getattr(owner, name, None) for owner, names in _SAID_AGAIN.items() for name in names
     ]
     return digest_of(functions) == MADE_FOR
 
