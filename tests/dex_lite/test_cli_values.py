@@ -55,6 +55,8 @@ VALUES = {
     "deep": encoded(b"[" * 400 + b"]" * 400),
     "infinite": encoded(b"NaN", "json"),
     "steering": text(STEERING),
+    "json_text": text('[{"a": 1}]'),
+    "no_json_text": text("[sic]"),
 }
 DEEP = "[" * 400 + "]" * 400
 SHOWN: dict[str, Any] = {
@@ -68,6 +70,8 @@ SHOWN: dict[str, Any] = {
     "deep": {"encoding": "raw", "text": DEEP},
     "infinite": {"encoding": "json", "text": "NaN"},
     "steering": STEERING,
+    "json_text": '[{"a": 1}]',
+    "no_json_text": "[sic]",
 }
 LINES = {
     "object": '{"a": [1, null]}',
@@ -75,6 +79,8 @@ LINES = {
     "raw_text": '"grüezi\\nzäme"',
     "raw_bytes": '{"encoding": "raw", "base64": "AP8="}',
     "own_format": '{"own": 7}',
+    "json_text": '[{"a": 1}]',
+    "no_json_text": '"[sic]"',
     "steering": '"\\u001b[2J\\u0007\\u202edne\\u009b"',
 }
 

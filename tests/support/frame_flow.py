@@ -278,6 +278,11 @@ class Frames:
             pb.PublishToChannelRequest(flow_id=flow_id, messages=messages)
         )
 
+    async def pending(self, channel: str = "c", flow_id: str = "f") -> list[pb.ChannelMessage]:
+        """The messages of a Channel that nobody has taken."""
+        request = pb.GetChannelMessagesRequest(flow_id=flow_id, channel_name=channel)
+        return list((await self.stub.GetChannelMessages(request)).messages)
+
     async def attributes(self, flow_id: str = "f") -> dict[str, pb.Value]:
         """All Attributes."""
         request = pb.GetAttributesRequest(flow_id=flow_id, all_keys=True)

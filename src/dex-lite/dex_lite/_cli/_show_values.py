@@ -33,11 +33,15 @@ def plain(value: pb.Value) -> Any:
 
 
 def short(value: pb.Value, limit: int = _TEXT_LIMIT) -> str:
-    """A value as one short line; of bytes that can be read, only what they say."""
+    """A value as one short line; of bytes that can be read, and of text that is JSON, only what they say."""
     shown = plain(value)
-    if value.WhichOneof("kind") == "obj_value":
+    kind = value.WhichOneof("kind")
+    if kind == "obj_value":
         form, content = read_encoded(value.obj_value)
         shown = shown if form == BASE64 else content
+    elif kind == "string_value" and value.string_value[:1] in ("{", "["):
+        form, content = read_payload(value.string_value.encode(), is_json=True)
+        shown = content if form == JSON else shown
     text = as_json_text(shown)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
