@@ -8,7 +8,7 @@ from typing import Any
 from google.adk.agents import LlmAgent
 
 from adk.mcp_agent import script_model
-from dex_agents import AgentSessionFlow, ToolPolicy
+from dex_agents import AgentSessionFlow, ToolEffect, ToolPolicy
 from dex_agents.connectors import ConnectorToolSource, connector_tool
 from dex_agents_google_adk import adk_agent_session_flow
 from support.ledger_connector import REFERENCE, Books, operations
@@ -37,6 +37,15 @@ def flow_of(
 def build_flow(folder: Path) -> AgentSessionFlow:
     """With all reviewed operations."""
     return flow_of(folder)
+
+
+def build_freely_flow(folder: Path) -> AgentSessionFlow:
+    """In which nobody is asked."""
+    unasked = {
+        "transfer": ToolPolicy(ToolEffect.IDEMPOTENT_WRITE, requires_approval=False),
+        "pay": ToolPolicy(ToolEffect.NON_IDEMPOTENT_WRITE, requires_approval=False),
+    }
+    return flow_of(folder, policies=unasked)
 
 
 def build_smaller_flow(folder: Path) -> AgentSessionFlow:

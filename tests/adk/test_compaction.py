@@ -151,6 +151,51 @@ async def test_a_long_session_stays_within_its_window(tmp_path: Path, turns: int
     assert snapshot.usage.model_calls == len(world.asked) + len(summaries.requests)
 
 
+async def test_a_turn_that_outgrows_the_window_is_summed_up_before_the_next_one(
+    tmp_path: Path,
+) -> None:
+    world = TreeWorld(
+        {
+            "root": [
+                *[[call("note", x=f"{n} {BULK * 5}")] for n in range(4)],
+                text("noted"),
+                text("still there"),
+                text("and now"),
+            ]
+        }
+    )
+    summaries = TreeWorld({})
+    flow = make(world, summaries, kept_turns=1)
+    async with (
+        private_engine(tmp_path / "e.db") as engine,
+        serve(engine.address, flow, tmp_path) as sessions,
+    ):
+        await talk(sessions, ["note it", "what else?", "go on"])
+        shape = step_shape(await read_step_history(engine.address, "s"))
+    # Not between the model calls of a turn, and not as long as the turn is one of those kept.
+    assert [name for name in shape if name in ("RunModel", "CompactHistory")] == [
+        *["RunModel"] * 6,
+        "CompactHistory",
+        "RunModel",
+    ]
+    # The summary call reads text, and has no tools.
+    (asked,) = summaries.requests
+    assert asked["config"].get("tools") is None
+    assert [list(part) for c in asked["contents"] for part in c["parts"]] == [["text"]]
+    told = asked["contents"][0]["parts"][0]["text"]
+    assert "note it" in told and 'called note({"x": "3 x' in told and "noted" in told
+    assert "what else?" not in told
+    # The summary is what the user says first, before the turns that are kept.
+    first, *kept = world.requests_of("root")[-1]["contents"]
+    assert first["role"] == "user"
+    assert first["parts"][0]["text"].endswith("summary 1")
+    assert [content["parts"][0]["text"] for content in kept] == [
+        "what else?",
+        "still there",
+        "go on",
+    ]
+
+
 async def test_messages_that_come_while_a_summary_is_made_wait_for_it(tmp_path: Path) -> None:
     class Held(Summarizer):
         is_there: asyncio.Event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -278,6 +278,38 @@ async def test_a_worker_that_is_killed_around_the_request(
         else:
             # The attempt that was killed left its fence: it outlived the process.
             assert place.arrivals("transfer")[-1] == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("tools", "entered", "arrived", "skipped"),
+    [
+        # The safe one that was killed is repeated and entered once, and the others follow it.
+        (("transfer", "pay", "transfer"), [1, 2, 3], [1, 1, 2, 3], 0),
+        # The other one may have been entered, so nothing may follow it.
+        (("pay", "transfer", "pay"), [1], [1], 2),
+    ],
+)
+async def test_ordered_writes_over_a_kill(
+    tmp_path: Path,
+    tools: Sequence[str],
+    entered: list[int],
+    arrived: list[int],
+    skipped: int,
+) -> None:
+    """The Worker dies when the first write has been made and before that is stored."""
+    async with place_of(tmp_path, build_flow(tmp_path), is_served=False) as place:
+        async with workers_of(place, tmp_path) as start:
+            first = await start("build_freely_flow", "connector.completed")
+            calls = [(tool, {"amount": number}) for number, tool in enumerate(tools, start=1)]
+            await place.sessions.start_session("s", script(calls))
+            await first.wait()
+            await start("build_freely_flow")
+            results = await place.finish()
+        assert [amount for _, amount in place.entries()] == entered
+        made = [entry["amount"] for entry in place.books.arrivals.entries() if "amount" in entry]
+        assert made == arrived
+        assert results.count({"error": SKIPPED}) == skipped
+        assert (results[0] == UNKNOWN) is bool(skipped)
 
 
 @pytest.mark.long

@@ -28,7 +28,7 @@ from dex_agents import (
     ModelCallError,
     ToolEffect,
 )
-from dex_agents.testing import private_engine
+from dex_agents.testing import private_engine, read_step_history
 from dex_agents_google_adk import AdkAgentRunner, _images, adk_agent_session_flow
 from support.adk_oracle import Driver, ScriptedLlm, World, call, text
 from support.serving import serve
@@ -266,6 +266,9 @@ async def test_images_through_a_real_session(tmp_path: Path) -> None:
         images = [list(message.images) for message in page.messages if message.images]
         assert images == [[red, blue], [red, blue], [blue]]
         async with serve(engine.address, bare, tmp_path) as sessions:
+            await sessions.start_session("m", "look")
+            with pytest.raises(InvalidInputError, match=r"takes no images.*media_store"):
+                await sessions.send_user_message("m", "look again", images=[red])
             with pytest.raises(InvalidInputError, match=r"takes no images.*media_store"):
                 await sessions.start_session("n", "look", images=[red])
             with pytest.raises(InvalidInputError, match="ImageReference objects, got str"):
@@ -275,6 +278,35 @@ async def test_images_through_a_real_session(tmp_path: Path) -> None:
         data += wal.read_bytes()
     assert RED not in data and BLUE not in data
     assert base64.b64encode(RED)[8:60] not in data
+
+
+async def test_a_store_that_fails_once_costs_an_attempt(tmp_path: Path) -> None:
+    class Flaky(LocalDirectoryMediaStore):
+        reads = 0
+
+        async def get_image(self, uri: str) -> bytes:
+            self.reads += 1
+            if self.reads == 1:
+                raise ConnectionError("the store is away")
+            return await super().get_image(uri)
+
+    store = Flaky(tmp_path / "media")
+    world = World([text("a chart")])
+    flow = adk_agent_session_flow(
+        agent(world, RESULTS["bare"]), flow_type="Flaky", media_store=store
+    )
+    async with (
+        private_engine(tmp_path / "engine.db") as engine,
+        serve(engine.address, flow, tmp_path) as sessions,
+    ):
+        await sessions.start_session("f", "look", images=[await store.put_image(RED)])
+        snapshot = await sessions.wait_for_turn("f", 1, timeout_s=40)
+        assert snapshot.last_turn is not None
+        assert (snapshot.last_turn.final_text, snapshot.last_turn.error) == ("a chart", "")
+        rows = await read_step_history(engine.address, "f")
+    # The model was not asked without the image.
+    assert (store.reads, len(world.requests)) == (2, 1)
+    assert [row.attempts for row in rows if row.step_type == "RunModel"] == [2]
 
 
 async def test_an_image_that_is_lost_fails_turns_until_it_is_put_again(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,11 @@ async def test_the_largest_image_of_a_tool(tmp_path: Any, extra: int, is_taken: 
     driver = Driver(AdkAgentRunner(agent(world, draw), media_store=store, **READ), world)
     await driver.turn("go")
     assert sum(len(message.images) for message in driver.history) == int(is_taken)
+    # What is stored stays small, and the model gets no text of it.
+    stored = json.dumps([message.framework_item for message in driver.history])
+    assert len(stored) < 3_000
+    response = world.requests[1]["contents"][-1]["parts"][0]["function_response"]
+    assert ("parts" in response, len(str(response["response"])) < 500) == (is_taken, True)
     assert (str(MAX_IMAGE_BYTES) in str(world.requests[1]["contents"])) is not is_taken
 
 

@@ -15,7 +15,16 @@ from dex.dexpb import dex_pb2_grpc
 
 from core.conftest import TURN_S, Stages
 from core.scripted_runner import Answer, Call, Tool
-from dex_agents import AgentTurnError, DeferredToolExecution, ModelCallError, ToolEffect
+from core.test_waiting_calls import WaitingRunner
+from dex_agents import (
+    AgentTurnError,
+    DeferredToolExecution,
+    InterruptKind,
+    InterruptRequest,
+    ModelCallError,
+    ToolEffect,
+    ToolExecutionResult,
+)
 from dex_agents._history_events import read_history_events
 from dex_agents.session_graph import (
     SessionHistory,
@@ -172,6 +181,50 @@ async def test_what_counts_no_more_or_was_never_ended_shows(stages: Stages) -> N
     _, (running, waiting) = history.turns[3].rows
     for box in (running, waiting):
         assert (box.state, box.facts[0]) == ("unknown", "ended with the session")
+
+
+async def test_every_kind_of_wait_has_its_name(stages: Stages) -> None:
+    def waiting_for(kind: InterruptKind) -> Tool:
+        async def tool(call: DeferredToolExecution) -> Any:
+            asked = InterruptRequest(kind, payload={"auth_scheme": {"type": "apiKey"}})
+            return "done" if call.answer else ToolExecutionResult(interrupt=asked)
+
+        return tool
+
+    tools = {
+        "leave": waiting_for(InterruptKind.APPROVAL),
+        "render": waiting_for(InterruptKind.LONG_RUNNING),
+        "balance": waiting_for(InterruptKind.CREDENTIAL),
+    }
+    names = ["ask", *tools]
+    script: list[Answer] = [[Call(name) for name in names], "done"]
+    async with stages.play(script, tools, runner_class=WaitingRunner) as stage:
+        sessions, address = stage.sessions, stage.engine.address
+        await sessions.start_session("s", "hello")
+        while True:
+            snapshot = await sessions.wait_until_settled("s", turns_done=1, timeout_s=TURN_S)
+            asked = {item.tool_name: item.interrupt_id for item in snapshot.pending_interrupts}
+            if len(asked) == len(names):
+                break
+        row = (await read_session_history(address, "s")).turns[0].rows[1]
+        assert [(box.title, box.state, box.facts[0]) for box in row] == [
+            ("ask", "waiting", "waits for an answer"),
+            ("leave", "waiting", "waits for approval"),
+            ("render", "waiting", "waits for a result"),
+            ("balance", "waiting", "waits for a credential"),
+        ]
+        await sessions.answer_question("s", asked["ask"], "blue")
+        await sessions.resolve_interrupt("s", asked["leave"], approved=True)
+        await sessions.answer_question("s", asked["render"], {"url": "done"})
+        await sessions.provide_credential("s", asked["balance"], "my-key")
+        await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        row = (await read_session_history(address, "s")).turns[0].rows[1]
+    for box, what, runs in zip(
+        row, ("an answer", "approval", "a result", "a credential"), (0, 2, 1, 2), strict=True
+    ):
+        assert box.state == "succeeded"
+        assert [fact for fact in box.facts if re.fullmatch(rf"waited [\d.]+ m?s for {what}", fact)]
+        assert sum(fact.startswith("ran ") for fact in box.facts) == runs
 
 
 def check_svg(history: SessionHistory) -> None:

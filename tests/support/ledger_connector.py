@@ -87,6 +87,7 @@ class Operation:
             attempt=call.attempt,
             may_have_left=call.may_have_left,
             connection=call.connection.name,
+            **call.arguments,
         )
         if answer == "broken":
             raise ConnectionError("lost in the middle")
