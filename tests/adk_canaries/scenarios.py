@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.parallel_agent import ParallelAgent
+from google.adk.agents.sequential_agent import SequentialAgent
+from google.adk.apps.app import App, ResumabilityConfig
 from google.adk.events.event import Event
 from google.adk.flows.llm_flows.context import _contents
 from google.adk.flows.llm_flows.tools import _functions
@@ -291,3 +293,23 @@ async def an_agent_behind_branches_has_none(_: Path) -> None:
     for item in items:
         if item["author"] == "after" and (branch := item.get("branch")):
             raise AssertionError(f"an agent behind a ParallelAgent begins in {branch!r}")
+
+
+async def a_sequence_goes_on_with_all_its_agents(_: Path) -> None:
+    """A turn of a resumable App goes on where it began, not with the agent of the last event."""
+    world = TreeWorld(
+        {
+            "root": [[call("transfer_to_agent", agent_name="seq")]],
+            "one": [[call("missing")], text("one done")],
+            "two": [text("two done")],
+        }
+    )
+    sequence = SequentialAgent(name="seq", sub_agents=[llm(world, "one"), llm(world, "two")])
+    app = App(
+        name="app",
+        root_agent=llm(world, "root", sub_agents=[sequence]),
+        resumability_config=ResumabilityConfig(is_resumable=True),
+    )
+    await Driver(AdkAgentRunner(app, **READ), world).turn("go")
+    if not world.requests_of("two"):
+        raise AssertionError("the second agent was never asked")

@@ -97,8 +97,8 @@ LOST = "ADK went on without the results"
 DEFECTS = {
     "active_agent": Defect(
         replaced(active_agent, "first_agent", _restarting),
-        tree("a sub-agent that comes twice"),
-        "model call 2 of root is not scripted",
+        scenarios.a_sequence_goes_on_with_all_its_agents,
+        "never asked",
     ),
     "agent_callbacks": Defect(unguarded(agent_callbacks), tree("sequential"), "callbacks differ"),
     "agent_states": Defect(replaced(agent_states, "restore"), tree("transfer to a sequence"), LOST),

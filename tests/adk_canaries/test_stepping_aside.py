@@ -61,7 +61,7 @@ PATCHED: list[tuple[Any, Any, str, str]] = [
     (unheard_telemetry, tracing, "_use_native_generate_content_span", "log records that nobody"),
     (agent_callbacks, BaseAgent, "_handle_before_agent_callback", "callbacks around an agent"),
     (agent_callbacks, BaseAgent, "_handle_after_agent_callback", "callbacks around an agent"),
-    (entry_agent_replay, DynamicNodeScheduler, "_execute_step", "begins with a sub-agent"),
+    (entry_agent_replay, DynamicNodeScheduler, "_check_existing_run", "begins with a sub-agent"),
     (deferred_questions, _interrupts, "extract_event_interrupt_ids", "asks for input"),
     (model_lookup, BaseLlmFlow, "_get_llm", "lookup of an agent's model"),
     (task_delegations, _llm_agent_wrapper, "_find_unresolved_task_delegations", "hands on a task"),

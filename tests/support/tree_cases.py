@@ -405,6 +405,21 @@ CASES: dict[str, Case] = {
         },
         ("go", "again"),
     ),
+    "a turn that begins at a sub-agent and returns to the root": Case(
+        lambda w: llm(w, "root", "t0", sub_agents=[llm(w, "sub", "t1"), llm(w, "beside", "t2")]),
+        {
+            "root": [[move("sub")], [call("t0", x="1")], [move("sub")]],
+            "sub": [
+                text("sub here"),
+                [call("t1", x="1")],
+                [move("beside")],
+                [call("t1", x="3")],
+                text("sub done"),
+            ],
+            "beside": [[call("t2", x="2")], [move("root")]],
+        },
+        ("go", "again"),
+    ),
     "a sub-agent that comes twice": Case(
         lambda w: llm(w, "root", "t0", sub_agents=[llm(w, "sub", "t1")]),
         {

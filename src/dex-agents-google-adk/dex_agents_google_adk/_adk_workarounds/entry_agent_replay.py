@@ -2,7 +2,7 @@
 
 ADK stores its events under the agent's path in the tree, but looks for them under its name alone,
 because the run has no parent. So it runs the agent anew instead of following the transfer that the
-agent has already made. When an invocation goes on, the run gets the path of the agent's parent.
+agent has already made. When an invocation goes on, ADK looks under the path in the tree.
 """
 
 from __future__ import annotations
@@ -10,39 +10,60 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.context import _derive_node_path
 from google.adk.workflow._dynamic_node_scheduler import DynamicNodeScheduler
 
 from dex_agents_google_adk._adk_workarounds._patch import Patch, install
 from dex_agents_google_adk._attempt import current_attempt
 
-_PATH = "_node_path"
 
-
-def _guarded(execute: Any) -> Any:
-    async def guarded(self: Any, ctx: Any, node: Any, node_input: Any, **arguments: Any) -> Any:
+def _guarded(check: Any) -> Any:
+    async def guarded(
+        self: Any,
+        curr_parent_ctx: Any,
+        curr_node: Any,
+        curr_name: str,
+        node_path: str,
+        curr_run_id: str,
+        *arguments: Any,
+        **named: Any,
+    ) -> Any:
         attempt = current_attempt()
-        if attempt is not None and attempt.is_resumed and ctx is not None and not ctx.node_path:
-            setattr(ctx, _PATH, _parent_path(node))
-        return await execute(self, ctx, node, node_input, **arguments)
+        if attempt is not None and attempt.is_resumed and not curr_parent_ctx.node_path:
+            node_path, _ = _derive_node_path(curr_name, curr_run_id, None, None, node=curr_node)
+            if node_path not in self._state.runs:
+                self._rehydrate_from_events(curr_parent_ctx, node_path)
+        return await check(
+            self,
+            curr_parent_ctx,
+            curr_node,
+            curr_name,
+            node_path,
+            curr_run_id,
+            *arguments,
+            **named,
+        )
 
     return guarded
-
-
-def _parent_path(node: Any) -> str:
-    names: list[str] = []
-    parent = node.parent_agent if isinstance(node, BaseAgent) else None
-    while parent is not None:
-        names.insert(0, f"{parent.name}@1")
-        parent = parent.parent_agent
-    return "/".join(names)
 
 
 PATCHES = (
     Patch(
         (DynamicNodeScheduler,),
-        "_execute_step",
-        ("self", "ctx", "node", "node_input"),
+        "_check_existing_run",
+        (
+            "self",
+            "curr_parent_ctx",
+            "curr_node",
+            "curr_name",
+            "node_path",
+            "curr_run_id",
+            "curr_input",
+            "use_as_output",
+            "use_sub_branch",
+            "override_branch",
+            "override_isolation_scope",
+        ),
         inspect.iscoroutinefunction,
         _guarded,
     ),
