@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dex_agents import agent_worker_options, run_agent_workers
-from dex_agents._worker import _Place, _Supervisor, run_with_uvloop
+from dex_agents._worker import _missing, _Place, _Supervisor, run_with_uvloop
 from dex_agents._worker_main import build_flows
 from dex_agents.testing import Ledger, PrivateEngine, private_engine
 from support.kit_flow import KitFlow, kit_client
@@ -202,14 +202,49 @@ async def test_flows_that_do_not_load_are_tried_again(
         assert running.process.wait(30) == 0
 
 
-async def test_a_function_that_is_not_there_ends_the_program(
+async def test_a_function_that_only_a_child_can_miss_ends_the_program(
     engine: PrivateEngine, tmp_path: Path
 ) -> None:
-    with program(engine, tmp_path, flows="support.kit_flow:nope", processes=2) as running:
+    # The word stands there, so it is no function of the module only when it is imported.
+    with program(engine, tmp_path, flows="support.kit_flow:data_dir", processes=2) as running:
         assert running.process.wait(60) == 1
-        assert "module 'support.kit_flow' has no function 'nope'" in running.text()
+        assert "module 'support.kit_flow' has no function 'data_dir'" in running.text()
         assert "Traceback" not in running.text()
         assert "a new one starts" not in running.text()
+
+
+@pytest.mark.parametrize(
+    ("flows", "why"),
+    [
+        ("support.kit_flow:nope", "module 'support.kit_flow' has no function 'nope'; flows names"),
+        ("no_such_app:build_flow", "there is no module 'no_such_app' on the path of this program;"),
+        ("no_such_app.flows:build", "this program (No module named 'no_such_app'); flows names"),
+    ],
+)
+def test_what_is_not_there_is_refused_before_any_process_starts(
+    flows: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run_agent_workers(flows, server_address="somewhere:1") == 1
+    (line,) = caplog.messages
+    assert why in line
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def build(): ...",
+        "from elsewhere import *",
+        "from elsewhere import ( * )",
+        "def __getattr__(name): ...",
+        "globals()['bui' + 'ld'] = list",
+    ],
+)
+def test_a_function_that_may_be_there_is_left_to_the_child(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "module_of_flows.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert _missing("module_of_flows", "build") == ""
 
 
 async def test_children_stop_when_their_parent_is_killed(

@@ -26,10 +26,14 @@ class LostEngineFilter(logging.Filter):
 
     Args:
         server_address: What the line names.
+
+    Attributes:
+        is_lost: Whether it has said so; to be reset when the engine is back.
     """
 
     def __init__(self, server_address: str) -> None:
         super().__init__()
+        self.is_lost = False
         self._text = (
             f"the engine at {server_address} is away; the Worker connects again as soon as it is "
             "back, and what ran is attempted again"
@@ -38,6 +42,7 @@ class LostEngineFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Always true; the record may become another one."""
         if record.name == _SDK_STREAMS and record.msg in _OF_A_LOST_STREAM and _is_loss(record):
+            self.is_lost = True
             record.levelno, record.levelname = logging.WARNING, "WARNING"
             record.msg, record.args = self._text, ()
             record.exc_info = record.exc_text = None

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ _LONGEST_RESTART_S = 30.0
 _HEALTHY_AFTER_S = 30.0
 NO_SUCH_FUNCTION_CODE = 78
 """Exit code of a child whose Flows' function does not exist (``EX_CONFIG`` of sysexits.h)."""
+_NAMES_FROM_ELSEWHERE = r"import\s*\(?\s*\*|\b(?:__getattr__|__dict__|exec|globals|setattr)\b"
 _STOP_WITHIN_S = 40.0  # the SDK drains for 30 s
 _LOOK_EVERY_S = 0.1
 
@@ -105,10 +107,10 @@ def run_agent_workers(
 
     Returns:
         The program's exit code: 0 if all Steps could end, 1 if children had to be killed or there is
-        no such function.
+        no such module or function, which the log names.
 
     Raises:
-        TypeError, ValueError: An argument is wrong, or there is no such module.
+        TypeError, ValueError: An argument is wrong.
     """
     if not isinstance(flows, str):
         raise TypeError(
@@ -121,24 +123,32 @@ def run_agent_workers(
     check_server_address(server_address)
     check_count("processes", processes, 1)
     caches = path_of("cache_dir", ".dex-cache" if cache_dir is None else cache_dir)
-    _check_module(module)
     logging.basicConfig(
         level=os.environ.get("DEX_AGENTS_LOG_LEVEL", "INFO"),
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
+    if missing := _missing(module, function):
+        _LOGGER.error("%s", missing)
+        return 1
     return _Supervisor(flows, server_address, processes, caches).run()
 
 
-def _check_module(module: str) -> None:
+def _missing(module: str, function: str) -> str:
+    """What is surely not there, before a child takes seconds to import it; empty if nothing is."""
+    why = ""
     try:
         found = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        found = None
+    except (ImportError, ValueError) as error:
+        found, why = None, f" ({error})"
     if found is None:
-        raise ValueError(
-            f"there is no module {module!r} on the path of this program; flows names the module "
+        return (
+            f"there is no module {module!r} on the path of this program{why}; flows names the module "
             "and function that build the Flows"
         )
+    source = getattr(found.loader, "get_source", lambda name: None)(module)
+    if source is None or re.search(rf"\b{re.escape(function)}\b|{_NAMES_FROM_ELSEWHERE}", source):
+        return ""  # a child sees, when it has imported the module
+    return f"module {module!r} has no function {function!r}; flows names one that builds the Flows"
 
 
 class _Place:

@@ -26,6 +26,7 @@ _CACHE_BYTES = 64 * 1024 * 1024
 _READY_WITHIN_S = 30
 _CONNECT_WITHIN_S = 5.0
 _CONNECT_EVERY_S = 0.5
+_LOOK_EVERY_S = 1.0
 _CLEAN_UP_WITHIN_S = 10.0
 _NEW_OBJECTS = 20_000  # between two runs of the collector of cycles
 _LOGGER = logging.getLogger("dex_agents")
@@ -69,11 +70,17 @@ def call_builder(function: Callable[..., Any], data_dir: Path | None) -> list[Fl
 
 
 async def serve(
-    flows: list[Flow[Any]], server_address: str, cache_dir: Path, *, stop_with_stdin: bool = False
+    flows: list[Flow[Any]],
+    server_address: str,
+    cache_dir: Path,
+    lost_engine: LostEngineFilter,
+    *,
+    stop_with_stdin: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let running Steps end.
 
     Args:
+        lost_engine: Knows when the log says that the engine is away.
         stop_with_stdin: Stop also when stdin ends, which it does when the parent is gone.
     """
     stopping = _stop_event(stop_with_stdin)
@@ -85,6 +92,7 @@ async def serve(
     serving = asyncio.create_task(worker.start())
     registered = asyncio.create_task(worker.wait_pull_registered(timeout=_READY_WITHIN_S))
     stopped = asyncio.create_task(stopping.wait())
+    watching = asyncio.create_task(_tell_when_back(worker, server_address, lost_engine))
     try:
         await asyncio.wait({serving, registered, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if registered.done() and not stopped.done():
@@ -98,12 +106,26 @@ async def serve(
             await worker.stop()
             await serving
     finally:
-        for task in (serving, registered, stopped):
+        tasks = (serving, registered, stopped, watching)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(serving, registered, stopped, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await worker.close()
         cache.close()
         await _let_cancelled_tasks_end()
+
+
+async def _tell_when_back(
+    worker: AsyncWorker, server_address: str, lost_engine: LostEngineFilter
+) -> None:
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        queues = worker.pull_registration_state().queues
+        if lost_engine.is_lost and all(queue.has_registered_stream for queue in queues):
+            lost_engine.is_lost = False
+            _LOGGER.warning(
+                "the engine at %s is back; the Worker takes tasks again", server_address
+            )
 
 
 async def _let_cancelled_tasks_end() -> None:
@@ -185,8 +207,9 @@ def main() -> None:
         level=os.environ.get("DEX_AGENTS_LOG_LEVEL", "WARNING"),
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
+    lost_engine = LostEngineFilter(given.server)
     for handler in logging.getLogger().handlers:
-        handler.addFilter(LostEngineFilter(given.server))
+        handler.addFilter(lost_engine)
         handler.addFilter(RepeatFilter())
     given.cache_dir.mkdir(parents=True, exist_ok=True)
     try:
@@ -205,6 +228,7 @@ def main() -> None:
             flows,
             given.server,
             given.cache_dir,
+            lost_engine,
             stop_with_stdin=given.stop_with_stdin,
         )
     )
