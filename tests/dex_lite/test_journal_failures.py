@@ -6,6 +6,7 @@ import asyncio
 import functools
 import hashlib
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import pytest
 from dex_lite._errors import (
     DataFileCorruptError,
     DataFileInUseError,
+    DataFileLinkedError,
+    DataFileReplacedError,
     DataFileVersionError,
     DataFileWriteError,
     DataFolderError,
@@ -131,6 +134,53 @@ async def test_any_error_of_a_commit_stops_the_engine(tmp_path: Path, statement:
     commit = journal.submit([AddFacts("r", 1, [b"lost"]), PutSnapshot("r", 1, b"lost")])
     journal.when_durable(commit, failures.release(1))
     await check_stopped(journal, failures, path)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def put_a_copy_in_its_place(path: Path) -> None:
+    copy = path.with_suffix(".copy")
+    shutil.copy(path, copy)
+    copy.replace(path)
+
+
+def remove_its_log(path: Path) -> None:
+    path.with_name(path.name + "-wal").unlink()
+
+
+@pytest.mark.parametrize("change", [remove, put_a_copy_in_its_place, remove_its_log])
+async def test_nothing_is_acknowledged_into_a_file_without_a_name(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "a.db"
+    failures = Failures()
+    journal = open_journal(path, on_failed=failures)
+    kept = asyncio.get_running_loop().create_future()
+    journal.when_durable(journal.submit([PutRun(ROW)]), lambda: kept.set_result(None))
+    await kept
+    change(path)
+    commit = journal.submit([AddFacts("r", 0, [b"lost"])])
+    journal.when_durable(commit, failures.release(0))
+    async with asyncio.timeout(10):
+        await failures.happened
+    (error,) = failures.errors
+    assert isinstance(error, DataFileReplacedError)
+    assert "was removed or replaced while the engine ran" in str(error)
+    assert failures.released == []
+    await journal.close()
+
+
+async def test_a_file_with_a_second_name_is_refused(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.db", tmp_path / "other.db"
+    await open_journal(path).close()
+    other.hardlink_to(path)
+    for name in (path, other):
+        with pytest.raises(DataFileLinkedError, match="has 2 names"):
+            open_journal(name)
+    other.unlink()
+    await open_journal(path).close()
 
 
 async def test_a_bug_of_the_caller_stops_the_engine_too(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dex_lite._errors import (
     DataFileCorruptError,
     DataFileInUseError,
+    DataFileLinkedError,
+    DataFileReplacedError,
     DataFileVersionError,
     DataFileWriteError,
     DataFolderError,
@@ -25,6 +27,8 @@ from dex_lite._wire.limits import Limits
 __all__ = [
     "DataFileCorruptError",
     "DataFileInUseError",
+    "DataFileLinkedError",
+    "DataFileReplacedError",
     "DataFileVersionError",
     "DataFileWriteError",
     "DataFolderError",

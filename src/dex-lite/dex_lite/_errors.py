@@ -97,6 +97,32 @@ class DataFileWriteError(DexLiteError):
         self.reason = reason
 
 
+class DataFileReplacedError(DataFileWriteError):
+    """The data file, or the log beside it, is not there any more or is another file."""
+
+    def __init__(self, path: str, name: str) -> None:
+        DexLiteError.__init__(
+            self,
+            f"{name} was removed or replaced while the engine ran. The engine has stopped, as "
+            "nothing that it wrote from now on could be found again. If that was a backup which was "
+            "restored, start the engine again; else put back the file, or restore a backup.",
+        )
+        self.path = path
+        self.reason = f"{name} was removed or replaced"
+
+
+class DataFileLinkedError(DexLiteError):
+    """The data file has several names."""
+
+    def __init__(self, path: str, names: int) -> None:
+        super().__init__(
+            f"data file {path} has {names} names (hard links), and an engine on each would write to "
+            "it with a log of its own. Remove the other names; `dex-lite backup` makes a copy."
+        )
+        self.path = path
+        self.names = names
+
+
 class BackupError(DexLiteError):
     """A copy of the data file could not be made."""
 

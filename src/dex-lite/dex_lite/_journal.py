@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from dex_lite import _journal_sql, _schema
 from dex_lite._errors import DataFileWriteError
+from dex_lite._in_place import FilesInPlace
 from dex_lite._journal_readers import Reader
 from dex_lite._lockfile import LockFile
 from dex_lite._records import (
@@ -89,6 +90,7 @@ class Journal:
         self._lock_file = lock_file
         self._connection = connection
         self._batches = _journal_sql.BatchWriter(connection)
+        self._files = FilesInPlace(path)
         # A process that was killed may have removed what is still in its log.
         self._batches.has_removed = is_log_left
         self._cut_at = time.monotonic()
@@ -203,9 +205,11 @@ class Journal:
 
     def _failed(self, error: BaseException) -> None:
         self._actions.clear()
-        reason = DataFileWriteError(self.path, str(error))
-        reason.__cause__ = error
-        self._on_failed(reason)
+        if not isinstance(error, DataFileWriteError):
+            reason = DataFileWriteError(self.path, str(error))
+            reason.__cause__ = error
+            error = reason
+        self._on_failed(error)
 
     async def close(self) -> None:
         """Commit what is open, checkpoint, mark a clean stop and give the file free."""
@@ -249,6 +253,7 @@ class Journal:
             try:
                 started = time.perf_counter()
                 unmerged += self._batches.commit(batch)
+                self._files.check()
                 if self._on_commit is not None:
                     self._on_commit(time.perf_counter() - started, len(batch))
             except BaseException as error:

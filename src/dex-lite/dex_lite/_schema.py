@@ -20,6 +20,7 @@ from dex_lite._errors import (
     DataFileWriteError,
     DataFolderError,
 )
+from dex_lite._in_place import check_only_name
 
 Durability = Literal["full", "normal"]
 
@@ -125,6 +126,7 @@ def prepare(path: str, connect: Connect = sqlite3.connect) -> None:
     if not header:
         _create(path, connect)
     else:
+        check_only_name(path)
         _check_header(path, header)
 
 
