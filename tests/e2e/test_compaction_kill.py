@@ -14,7 +14,10 @@ from dex_agents.testing import (
     session_client,
     step_shape,
 )
+from dex_agents.ui_stream import AiSdkEncoder, open_ui_stream
 from e2e.long_agent import BULK, build_flow, ledger
+from ui_stream.test_follow import collect, payloads
+from ui_stream.test_waits_in_streams import ENCODERS, streams_behind_each_event
 
 TURN_S = 60.0
 
@@ -42,6 +45,14 @@ async def test_one_summary_is_stored_and_the_turn_uses_its_tool(
         await killed.wait()
         worker = await WorkerProcess.start(flow, **start)
         await sessions.wait_for_turn("s", 3, timeout_s=TURN_S)
+        # A UI is told of one summary, and comes back behind each event of it.
+        stream = await open_ui_stream(sessions, "s", AiSdkEncoder("s"))
+        frames = await collect(stream)
+        notices = [part["data"]["name"] for part in payloads(frames) if "notice" in part["type"]]
+        assert notices == ["compaction_started", "compaction_finished"]
+        for make in ENCODERS.values():
+            frames = await collect(await open_ui_stream(sessions, "s", make()))
+            await streams_behind_each_event(sessions, make, frames)
         shape = step_shape(await read_step_history(engine.address, "s"))
         await worker.stop()
     entries = ledger(tmp_path)

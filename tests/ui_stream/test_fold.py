@@ -16,6 +16,7 @@ from dex_agents.ui_stream._changes import (
     ModelCallBegan,
     ModelCallEnded,
     ModelCallReplaced,
+    Notice,
     PartBegan,
     PartEnded,
     PartGrew,
@@ -146,6 +147,31 @@ def test_the_end_comes_from_storage_when_its_event_was_lost() -> None:
 def test_a_later_turn_proves_the_end_of_this_one() -> None:
     changes = fold([*TEXT.events, *Story("t2").model(1).events])
     assert changes[-1] == TurnEnded("t1", "completed", "Hello there", usage=TokenUsage(3, 2, 1))
+
+
+def test_an_end_that_nobody_has_kept_is_not_made_up() -> None:
+    later = Story("t2").model(1).events
+    for is_over in (False, True):
+        turn = TurnFold("t1")
+        for event in [*Story().model(1).events, *(later if is_over else [])]:
+            turn.add(event)
+        assert not turn.has_ended
+        assert turn.stored(None, is_drained=not is_over) == []
+        assert (turn.has_ended, turn.is_end_lost) == (False, True)
+    # A later turn's events prove that no more of this one come.
+    failed = FinishedTurn("t1", error="no")
+    assert turn.stored(failed, is_drained=False)[-1] == TurnEnded("t1", "failed", error="no")
+
+
+def test_a_summary_whose_attempt_died_is_told_once() -> None:
+    step = "CompactHistory-1"
+    story = Story().tell(step, "compaction_started", messages=4)
+    story.tell(step, "compaction_started", 2, messages=4)
+    story.tell(step, "compaction_failed", 2, error="no")
+    story.tell(step, "compaction_started", 3, messages=4)
+    story.tell(step, "compaction_finished", 3)
+    told = [change.name for change in fold(story.events) if isinstance(change, Notice)]
+    assert told == [f"compaction_{what}" for what in ("started", "failed", "started", "finished")]
 
 
 def test_other_turns_do_not_show() -> None:

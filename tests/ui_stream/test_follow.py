@@ -318,6 +318,24 @@ async def test_parts_are_counted_from_the_same_event_or_not_at_all(stages: Stage
                 assert payloads(frames) == payloads(expected)
 
 
+async def test_a_turn_of_which_nothing_is_kept_is_told(stages: Stages) -> None:
+    """How it ended is neither in the events nor in a snapshot, so no end is made up."""
+
+    async def talk(request: RunModelRequest) -> None:
+        for number in range(20):
+            request.events.emit("text_delta", text=f"<{number}>" + "x" * 10_000)
+
+    script: list[Answer] = [AgentTurnError("no"), "two"]
+    async with stages.play(script, flow_class=SmallStreamFlow) as stage:
+        await stage.sessions.start_session("s", "hello")
+        await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        stage.runner.before_answer = talk
+        await stage.sessions.send_user_message("s", "again")
+        await stage.sessions.wait_for_turn("s", 2, timeout_s=TURN_S)
+        stream = await open_ui_stream(stage.sessions, "s", AiSdkEncoder("s"), turn_id="t1")
+        assert [part["type"] for part in payloads(await collect(stream))] == ["error"]
+
+
 async def test_a_pause_that_never_was_is_told(stages: Stages) -> None:
     async with stages.play(["one"]) as stage:
         await stage.sessions.start_session("s", "hello")

@@ -83,6 +83,7 @@ class TurnFold:
             guess where they were those of a summary, or of attempts that died: see ``first``.
         first: Mark of the event that began the picture; empty until then, or if none is left.
         has_ended: Whether there are no more changes.
+        is_end_lost: Whether nobody can tell any more how the turn ended.
     """
 
     def __init__(self, turn_id: str) -> None:
@@ -91,6 +92,7 @@ class TurnFold:
         self.is_cut = False
         self.first = ""
         self.has_ended = False
+        self.is_end_lost = False
         self._number = turn_number(turn_id)
         self._has_begun = False
         self._newest: dict[tuple[str, str], tuple[int, int]] = {}
@@ -110,6 +112,8 @@ class TurnFold:
         self._closed_interrupts: set[str] = set()
         self._is_paused = False
         self._ending: TurnEnded | None = None
+        self._is_over = False  # as a later turn has begun
+        self._notices: dict[str, str] = {}  # newest of each Step execution
 
     def add(self, event: AgentEvent) -> list[Change]:
         """What an event changes, in order."""
@@ -118,7 +122,8 @@ class TurnFold:
             return []
         if number > self._number:
             # A later turn begins only behind the end of this one.
-            return self._end() if self._has_begun else []
+            self._is_over = True
+            return [] if self._ending is None else self._end(self._ending)
         if self._is_stale(event):
             return []
         changes: list[Change] = []
@@ -142,7 +147,10 @@ class TurnFold:
             is_drained: Whether all events that were sent have been added. Before that the end is
                 shown only if it fits the outcome, because it may be that of an attempt that died.
         """
-        if self.has_ended or not (is_drained or self._fits(outcome)):
+        if self.has_ended or not (is_drained or self._is_over or self._fits(outcome)):
+            return []
+        if outcome is None and self._ending is None:
+            self.is_end_lost = True
             return []
         begin = list[Change]()
         if not self._has_begun:
@@ -150,7 +158,8 @@ class TurnFold:
             begin.append(TurnBegan(self.turn_id))
         if outcome is not None and not self._fits(outcome):
             self._ending = TurnEnded(self.turn_id, _how(outcome), outcome.final_text, outcome.error)
-        return begin + self._end()
+        assert self._ending is not None
+        return begin + self._end(self._ending)
 
     def _fits(self, outcome: FinishedTurn | None) -> bool:
         ending = self._ending
@@ -361,9 +370,8 @@ class TurnFold:
         )
         return []
 
-    def _end(self) -> list[Change]:
+    def _end(self, told: TurnEnded) -> list[Change]:
         self.has_ended = True
-        told = self._ending or TurnEnded(self.turn_id, "completed")
         changes: list[Change] = [TurnResumed()] if self._is_paused else []
         self._is_paused = False
         if told.how == "completed" and told.text and not self._has_shown_text:
@@ -378,6 +386,10 @@ class TurnFold:
         return [*changes, TurnEnded(told.turn_id, told.how, told.text, told.error, usage)]
 
     def _on_notice(self, event: AgentEvent) -> list[Change]:
+        step = event.step_execution_id
+        if self._notices.get(step) == event.type:
+            return []  # the attempt that told it has died
+        self._notices[step] = event.type
         # Its error may hold anything, and the turn goes on as if nothing had happened.
         data = {key: value for key, value in event.data.items() if key != "error"}
         return [Notice(event.type, data)]

@@ -279,6 +279,7 @@ class _Follower:
     async def _changes(self, fold: TurnFold) -> AsyncIterator[Change | _Lost | None]:
         stored: _Stored | None = None
         while not fold.has_ended:
+            is_drained = False
             try:
                 async with asyncio.timeout(_DRAIN_S if stored else self._keep_alive_s):
                     news = await self._news.get()
@@ -286,20 +287,23 @@ class _Follower:
                 if stored is None:
                     yield None
                     continue
-                for change in fold.stored(stored.outcome, is_drained=True):
-                    yield change
-                continue
-            if isinstance(news, _Lost):
-                yield news
-                return
-            if isinstance(news, _Stored):
-                stored = news
+                is_drained = True
             else:
-                for change in self._added(fold, news):
-                    yield change
-            if stored is not None:
-                for change in fold.stored(stored.outcome, is_drained=False):
-                    yield change
+                if isinstance(news, _Lost):
+                    yield news
+                    return
+                if isinstance(news, _Stored):
+                    stored = news
+                else:
+                    for change in self._added(fold, news):
+                        yield change
+            if stored is None:
+                continue
+            for change in fold.stored(stored.outcome, is_drained=is_drained):
+                yield change
+            if fold.is_end_lost:
+                yield _Lost(LookupError("how the turn ended is no longer kept"))
+                return
 
     def _added(self, fold: TurnFold, news: _Read) -> list[Change]:
         changes = [change for event in news.batch.events for change in fold.add(event)]
