@@ -180,6 +180,12 @@ async def test_a_flow_that_no_worker_serves(tmp_path: Path) -> None:
         shown_lines = (await command("flow", "show", "c", address=app.address)).out.splitlines()
         assert shown_lines[0].endswith("  waiting for a Worker")
         assert shown_lines[-1].endswith("○ Listen  queued, waiting for a Worker")
+        process = await spawn("flow", "watch", "c", address=app.address)
+        assert process.stderr is not None
+        line = (await process.stderr.readline()).decode()
+        assert line == "dex-lite: c is waiting for a Worker that takes Listen\n"
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
         await app.start_worker()
         await app.call(mailbox.send, "c", "hello")
         assert await shown(app) == (False, False, False, [])

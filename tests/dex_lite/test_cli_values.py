@@ -18,7 +18,7 @@ from dex.dexpb import dex_pb2 as pb
 from dex_lite._cli import _payloads
 from dex_lite._cli._conditions import each_condition, whole_condition
 from support.cli import command, spawn
-from support.frame_flow import Frames, frames, text, write
+from support.frame_flow import Frames, frames, refusal, text, write
 
 # A package with a format of its own: a byte, then JSON backwards.
 DECODER = """
@@ -124,6 +124,19 @@ async def test_every_value_that_can_be_read_is_shown(
             "json": {"own": 7},
         }
         assert history[0]["details"].endswith('with {"own": 7}')
+
+
+async def test_a_flow_that_is_larger_than_the_sdk_receives_is_shown(tmp_path: Path) -> None:
+    large = [write(name, text(name * 3_000_000)) for name in "ab"]
+    async with frames(tmp_path) as engine:
+        await engine.start(flow_start_options=pb.FlowStartOptions(attributes=large))
+        call = engine.stub.GetFlowState(pb.GetFlowStateRequest(flow_id="f"))
+        assert "larger than a client can receive" in (await refusal(call)).text
+        state = (await command("flow", "state", "f", "--json", address=engine.address)).json
+        assert [len(value) for value in state["attributes"].values()] == [3_000_000] * 2
+        history = (await command("flow", "history", "f", "--json", address=engine.address)).json
+        assert (history[0]["event_id"], len(history)) == (1, 1)
+        assert (await command("flow", "show", "f", address=engine.address)).code == 0
 
 
 async def test_lines_into_a_pipe_have_no_blanks_at_their_end(tmp_path: Path) -> None:

@@ -34,7 +34,12 @@ from dex_lite._wire.errors import (
     refuse,
     unavailable,
 )
-from dex_lite._wire.hints import FLOWS_WITHOUT_WORKER, STEPS_WITHOUT_WORKER, to_metadata
+from dex_lite._wire.hints import (
+    FLOWS_WITHOUT_WORKER,
+    STEPS_WITHOUT_WORKER,
+    received_bytes,
+    to_metadata,
+)
 from dex_lite._wire.limits import name_fault, value_fault
 from dex_lite._wire.options import BadRequest
 
@@ -140,7 +145,9 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
     async def GetFlowState(
         self, request: pb.GetFlowStateRequest, context: Context
     ) -> pb.GetFlowStateResponse:
-        response = await _answer(context, _flows.live_state(self._engine, request))
+        response = await _answer(
+            context, _flows.live_state(self._engine, request, self._receives(context))
+        )
         found = _flows.steps_without_worker(self._engine, request)
         context.set_trailing_metadata(to_metadata(STEPS_WITHOUT_WORKER, found))
         return response
@@ -161,7 +168,9 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
     async def GetHistoryEvents(
         self, request: pb.GetHistoryEventsRequest, context: Context
     ) -> pb.GetHistoryEventsResponse:
-        return await _answer(context, _flows.history(self._engine, request))
+        return await _answer(
+            context, _flows.history(self._engine, request, self._receives(context))
+        )
 
     async def WaitForHistoryEvent(
         self, request: pb.WaitForHistoryEventRequest, context: Context
@@ -226,6 +235,9 @@ class FlowService(dex_pb2_grpc.FlowServiceServicer):  # type: ignore[misc]
             return self._engine.blobs.load(request, self._engine.options.limits.task)
 
         return await _answer(context, work())
+
+    def _receives(self, context: Context) -> int:
+        return received_bytes(context.invocation_metadata() or (), self._engine.options.limits.task)
 
     def _check_size(self, response: Any, what: str, way_out: str) -> None:
         if response.ByteSize() > self._engine.options.limits.task:

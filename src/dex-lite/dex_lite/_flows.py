@@ -265,11 +265,13 @@ async def summary(engine: Engine, request: pb.GetFlowSummaryRequest) -> pb.GetFl
     return response
 
 
-async def live_state(engine: Engine, request: pb.GetFlowStateRequest) -> pb.GetFlowStateResponse:
-    """Everything live in a run."""
+async def live_state(
+    engine: Engine, request: pb.GetFlowStateRequest, most_bytes: int
+) -> pb.GetFlowStateResponse:
+    """Everything live in a run, for a client that receives so much."""
     row = await engine.find_any(request.flow_id, request.run_id)
     response = flow_state(await engine.state_of(row))
-    if response.ByteSize() > engine.options.limits.task:
+    if response.ByteSize() > most_bytes:
         raise invalid(f"the state of Flow {request.flow_id!r} is larger than a client can receive")
     return response
 
@@ -282,9 +284,9 @@ def steps_without_worker(engine: Engine, request: pb.GetFlowStateRequest) -> lis
 
 
 async def history(
-    engine: Engine, request: pb.GetHistoryEventsRequest
+    engine: Engine, request: pb.GetHistoryEventsRequest, most_bytes: int
 ) -> pb.GetHistoryEventsResponse:
-    """A page of a run's history."""
+    """A page of a run's history, for a client that receives so much."""
     if not request.run_id:
         raise invalid("a run id is needed")
     row = await engine.find_any(request.flow_id, request.run_id)
@@ -305,12 +307,12 @@ async def history(
                 continue
             size += event.ByteSize() + 8
             is_full = len(response.events) >= (request.estimate_page_size or _PAGE_EVENTS)
-            if size > engine.options.limits.task and not response.events:
+            if size > most_bytes and not response.events:
                 raise invalid(
                     f"event {event.event_id} of Flow {request.flow_id!r} is larger than a client can "
                     f"receive; go on behind it with start_internal_event_id={event.event_id + 1}"
                 )
-            if is_full or size > engine.options.limits.task:
+            if is_full or size > most_bytes:
                 response.next_page_token = str(event.event_id).encode()
                 return response
             response.events.append(event)

@@ -25,7 +25,7 @@ from dex_lite._cli._server import (
 )
 from dex_lite._cli._show_values import clock, iso, milliseconds, plain, short, span, status
 from dex_lite._cli._svg import svg
-from dex_lite._wire.hints import FLOWS_WITHOUT_WORKER, STEPS_WITHOUT_WORKER
+from dex_lite._wire.hints import FLOWS_WITHOUT_WORKER
 
 _PAGE = 200
 
@@ -98,17 +98,10 @@ def load_view(server: Server, flow_id: str, run_id: str) -> _run_view.RunView:
     run_id = summary.flow_execution_id.run_id
     live, without_worker = None, list[str]()
     if summary.flow_status == pb.FLOW_STATUS_RUNNING:
-        live, without_worker = _live_state(server, flow_id, run_id)
+        live, without_worker = server.live_state(flow_id, run_id)
     # The events last: what ended since the state was read is in them, and they win.
     events = server.events(flow_id, run_id)
     return _run_view.build(summary, events, live, without_worker)
-
-
-def _live_state(
-    server: Server, flow_id: str, run_id: str
-) -> tuple[pb.GetFlowStateResponse, list[str]]:
-    request = pb.GetFlowStateRequest(flow_id=flow_id, run_id=run_id)
-    return server.call_with_hints("GetFlowState", request, STEPS_WITHOUT_WORKER)
 
 
 def show(
@@ -163,7 +156,7 @@ def state(
     with connect(address, token) as server:
         summary = server.summary(flow_id, run)
         run = summary.flow_execution_id.run_id
-        live, without_worker = _live_state(server, flow_id, run)
+        live, without_worker = server.live_state(flow_id, run)
     view = _run_view.build(summary, [], live, without_worker)
     if is_json:
         _print.as_json(_state_data(view, live))

@@ -17,10 +17,12 @@ from dex_lite._cli._server import (
     FlowId,
     Json,
     Run,
+    Server,
     Token,
     connect,
 )
 from dex_lite._cli._show_values import status
+from dex_lite._cli._tree import NEEDS_WORKER
 
 _POLL_S = 60.0
 
@@ -67,6 +69,7 @@ def watch(
         run = server.summary(flow_id, run).flow_execution_id.run_id
         first = 1
         closed = ""
+        has_looked = False
         try:
             while not closed:
                 for event in server.events(flow_id, run, first):
@@ -75,6 +78,9 @@ def watch(
                     if event.HasField("flow_closed"):
                         closed = status(event.flow_closed.flow_status)
                 if not closed:
+                    if not has_looked:
+                        has_looked = True
+                        _note_missing_worker(server, flow_id, run)
                     wait = pb.WaitForHistoryEventRequest(
                         flow_id=flow_id, run_id=run, next_internal_event_id=first
                     )
@@ -84,6 +90,12 @@ def watch(
             return
     if closed != "completed":
         raise typer.Exit(FAILED)
+
+
+def _note_missing_worker(server: Server, flow_id: str, run_id: str) -> None:
+    _, step_types = server.live_state(flow_id, run_id)
+    if step_types:
+        _print.note(f"{flow_id} is {NEEDS_WORKER} that takes {', '.join(step_types)}")
 
 
 def _print_event(event: pb.FlowHistoryEvent, is_json: bool) -> None:

@@ -13,11 +13,12 @@ from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
 
 from dex_lite._cli._exits import FAILED, UNREACHABLE, USAGE, CommandFailed
-from dex_lite._wire.hints import from_metadata
+from dex_lite._wire.hints import RECEIVES, STEPS_WITHOUT_WORKER, from_metadata
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _CALL_TIMEOUT_S = 15.0
 _MAX_MESSAGE_BYTES = 64 << 20
+_ROOM_FOR_FRAMES = 64 << 10
 
 
 class Server:
@@ -26,7 +27,9 @@ class Server:
     def __init__(self, channel: Any, address: str, token: str) -> None:
         self._stub = dex_pb2_grpc.FlowServiceStub(channel)
         self._address = address
-        self._metadata = [("authorization", f"Bearer {token}")] if token else []
+        self._metadata = [(RECEIVES, str(_MAX_MESSAGE_BYTES - _ROOM_FOR_FRAMES))]
+        if token:
+            self._metadata.append(("authorization", f"Bearer {token}"))
 
     def call(self, name: str, request: Any, timeout_s: float = _CALL_TIMEOUT_S) -> Any:
         """The answer to one call of FlowService."""
@@ -61,6 +64,11 @@ class Server:
         request = pb.GetFlowSummaryRequest(flow_id=flow_id, run_id=run_id)
         response: pb.GetFlowSummaryResponse = self.call("GetFlowSummary", request)
         return response
+
+    def live_state(self, flow_id: str, run_id: str) -> tuple[pb.GetFlowStateResponse, list[str]]:
+        """What is live in a run, and the types of its Steps that no connected Worker could take."""
+        request = pb.GetFlowStateRequest(flow_id=flow_id, run_id=run_id)
+        return self.call_with_hints("GetFlowState", request, STEPS_WITHOUT_WORKER)
 
     def events(self, flow_id: str, run_id: str, first: int = 0) -> list[pb.FlowHistoryEvent]:
         """All history events of a run from an id on."""

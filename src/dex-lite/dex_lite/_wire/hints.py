@@ -1,6 +1,6 @@
-"""What the engine tells its own command line beyond the protocol, in the trailing metadata of an answer.
+"""What the engine and its own command line tell each other beyond the protocol, in the metadata of a call.
 
-Nobody has to send or read it. A key ends in ``-bin``, so its value may hold any text.
+Nobody has to send or read it. A key of the trailing metadata ends in ``-bin``, so its value may hold any text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,18 @@ from collections.abc import Iterable, Sequence
 STEPS_WITHOUT_WORKER = "dex-lite-steps-without-worker-bin"
 # Of SearchFlows: places in the page of Flows that have such Steps.
 FLOWS_WITHOUT_WORKER = "dex-lite-flows-without-worker-bin"
+# Of a call: how many bytes its answer may have, if that is more than the SDK receives.
+RECEIVES = "dex-lite-receives"
+_LONGEST_NUMBER = 18
 _MOST_BYTES = 4_096  # of the 8 KiB that gRPC lets all metadata of an answer have
+
+
+def received_bytes(metadata: Iterable[tuple[str, str | bytes]], least: int) -> int:
+    """How large an answer the caller takes; ``least`` is what everybody does."""
+    for name, value in metadata:
+        if name == RECEIVES and value.isdigit() and len(value) < _LONGEST_NUMBER:
+            return max(least, int(value))
+    return least
 
 
 def to_metadata(key: str, found: Sequence[str] | Sequence[int]) -> tuple[tuple[str, bytes], ...]:
