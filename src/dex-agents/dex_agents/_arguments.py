@@ -69,6 +69,8 @@ def check_fields(
     """
     for name, kind in kinds.items():
         value = getattr(owner, name)
+        if type(value) is kind:
+            continue
         taken = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, taken) or _is_confused(value, taken):
             words = " or ".join(_WORDS.get(k) or _with_article(k) for k in taken)

@@ -16,6 +16,10 @@ MOST_EXPANSION = 16
 """How many times as large as stored a value may become, where a stranger says what is stored."""
 
 
+# Made once: ``json.dumps`` makes one for each call that does not take its defaults.
+_to_text = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
+
+
 class EncodingError(ValueError):
     """A value is no JSON value, or stored bytes are in no known format."""
 
@@ -46,10 +50,9 @@ def weight(value: Any) -> int:
 
 def _text(value: Any) -> bytes:
     try:
-        text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+        return _to_text(value).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
         raise EncodingError(f"not a JSON value: {error}") from error
-    return text.encode("ascii")
 
 
 def _pack(text: bytes) -> bytes:

@@ -18,6 +18,7 @@ GATHER_S = 0.04
 GATHER_BYTES = 2_048
 MAX_MESSAGE_BYTES = 90 * 1024
 """A Stream message may have 100 KiB."""
+_to_text = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 class StepEvents:
@@ -73,13 +74,13 @@ class StepEvents:
             "seq": self._sequence,
         }
         try:
-            text = json.dumps(event, separators=(",", ":"), allow_nan=False)
+            text = _to_text(event)
         except (TypeError, ValueError, RecursionError):
             _LOGGER.warning("live event %s dropped: it is no JSON", event_type)
             return None
         if len(text) > MAX_MESSAGE_BYTES:
             short = {k: v for k, v in event.items() if len(json.dumps(v)) < 1_024}
-            text = json.dumps({**short, "is_cut": True}, separators=(",", ":"))
+            text = _to_text({**short, "is_cut": True})
         self._sequence += 1
         return text
 

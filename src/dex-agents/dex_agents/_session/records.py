@@ -7,10 +7,11 @@ encoded at once.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from dex_agents._contract import (
@@ -31,13 +32,19 @@ MESSAGE_IDS_KEPT = 64
 _T = TypeVar("_T")
 
 
+def _find_names(cls: Any) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(cls))
+
+
+_names: Callable[[Any], tuple[str, ...]] = functools.cache(_find_names)
+
+
 def _known(cls: type[_T], data: Mapping[str, Any]) -> _T:
-    names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-    return cls(**{key: value for key, value in data.items() if key in names})
+    return cls(**{name: data[name] for name in _names(cls) if name in data})
 
 
 def _shallow(value: Any) -> dict[str, Any]:
-    return {f.name: getattr(value, f.name) for f in fields(value)}
+    return {name: getattr(value, name) for name in _names(type(value))}
 
 
 @dataclass
@@ -79,7 +86,7 @@ class Header:
 
     def to_json(self) -> Json:
         """For storage."""
-        return asdict(self)
+        return {**_shallow(self), "usage": _shallow(self.usage)}
 
     @classmethod
     def from_json(cls, data: Json) -> Header:
@@ -190,7 +197,7 @@ class TurnState:
         """For storage."""
         return {
             **_shallow(self),
-            "usage": asdict(self.usage),
+            "usage": _shallow(self.usage),
             "finished": [_shallow(call) for call in self.finished],
             "open_calls": [_shallow(call) for call in self.open_calls],
         }
@@ -281,7 +288,7 @@ class CallTask:
     @classmethod
     def from_json(cls, data: Json) -> CallTask:
         """From storage."""
-        task = {key: data[key] for key in data if key in {f.name for f in fields(cls)}}
+        task = {name: data[name] for name in _names(cls) if name in data}
         call = dict(data["call"])
         call["effect"] = ToolEffect(call["effect"])
         call["interrupt"] = _interrupt_from_json(call.get("interrupt"))
@@ -313,7 +320,7 @@ class Round:
 
     def to_json(self) -> Json:
         """For storage."""
-        return asdict(self)
+        return _shallow(self)
 
     @classmethod
     def from_json(cls, data: Json) -> Round:
