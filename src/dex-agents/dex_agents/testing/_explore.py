@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from dex_agents.testing._script import (
 )
 from dex_agents.testing._worker_process import WorkerProcess
 
+_LOGGER = logging.getLogger("dex_agents")
 _LOG = "failpoints.log"
 _MOST_PLACES = 500
 
@@ -53,7 +55,8 @@ async def explore_crashes(
     """Play a session once, then once for every durable boundary with a SIGKILL there, and compare.
 
     Each run is a session of its own, on a real engine and in a Worker process. The model must answer
-    from the request alone, as any process may have to go on with the session.
+    from the request alone, as any process may have to go on with the session. The logger
+    ``dex_agents`` has a line at level INFO for each place.
 
     Args:
         flow: A function at the top level of a module that builds the Flow, or
@@ -123,7 +126,8 @@ async def explore_crashes(
             failpoints = [f"{_failpoint(n, place)}={action}" for n, place in chosen.items()]
             rows = []
             async with explorer.work(engine, failpoints):
-                for number, place in chosen.items():
+                for done, (number, place) in enumerate(chosen.items(), start=1):
+                    _LOGGER.info("kill at %s (%d of %d)", place, done, len(chosen))
                     async with _restarting(engine, kill == "engine"):
                         run = await explorer.play_killed(sessions, number, place)
                     rows.append(compare_runs(place, run, reference, repeatable))
