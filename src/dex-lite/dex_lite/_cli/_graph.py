@@ -46,13 +46,19 @@ def _leads_to_end(view: RunView, step: StepView) -> bool:
 
 
 def _lines(step: StepView) -> list[str]:
-    texts = [*facts_text(step).split(", "), *step.error.split(", ")]
+    texts = [*facts_text(step).split(", "), step.error]
     return [line for text in texts for line in _wrapped(text)]
 
 
 def _wrapped(text: str) -> list[str]:
     """Lines of a bounded width; names of Channels and the like stay whole, a long failure does not."""
-    return wrap(text, _LINE_CHARACTERS, max_lines=_MOST_LINES, placeholder=" …")
+    return wrap(
+        text,
+        _LINE_CHARACTERS,
+        max_lines=_MOST_LINES,
+        placeholder=" …",
+        break_on_hyphens=False,
+    )
 
 
 _CLASSES = {
