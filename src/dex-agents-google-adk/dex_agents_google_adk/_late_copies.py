@@ -61,7 +61,7 @@ class Original(Generic[_M]):
         model: The model. Keep it, and all that it holds, from whoever might change it.
     """
 
-    __slots__ = ("_copiers", "_found", "_late_kind", "lasting", "model")
+    __slots__ = ("_copiers", "_found", "_late_kind", "_parts", "lasting", "model")
 
     def __init__(self, model: _M) -> None:
         self.model = model
@@ -69,9 +69,11 @@ class Original(Generic[_M]):
         self._found: dict[Any, Any] = {}
         self.lasting: dict[str, Any] = {}
         self._copiers: dict[str, Callable[[], Any]] = {}
+        self._parts: dict[str, Original[Any]] = {}
         for name, value in model.__dict__.items():
             if isinstance(value, BaseModel):
-                self._copiers[name] = Original(value).copy
+                part = self._parts[name] = Original(value)
+                self._copiers[name] = part.copy
             elif (copier := copier_of(value)) is not None:
                 self._copiers[name] = copier
             else:
@@ -102,8 +104,7 @@ class Original(Generic[_M]):
 
     def part(self, name: str) -> Original[Any] | None:
         """The original of a model that a field holds."""
-        owner = getattr(self._copiers.get(name), "__self__", None)
-        return owner if isinstance(owner, Original) else None
+        return self._parts.get(name)
 
 
 def original_of(model: _M) -> Original[_M] | None:

@@ -119,7 +119,7 @@ def contents_in_one_pass(
             return None
         elif calls:
             unanswered = set(calls)
-        original = untouched(event, "content")
+        original = untouched(event, "content") if kept is None else kept.part("content")
         if original is not None:
             contents.append((original if keeps_call_ids else original.found(_nameless)).copy())
         elif event.content is not None:
