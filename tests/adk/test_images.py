@@ -187,6 +187,36 @@ async def test_without_a_store_images_of_tools_are_left_out(tmp_path: Path) -> N
         assert response["response"] == expected
 
 
+@pytest.mark.parametrize(
+    ("image", "effect", "why"),
+    [
+        (
+            part(b"<svg/>", "image/svg+xml"),
+            ToolEffect.READ,
+            "the data is no image of a known type;",
+        ),
+        (part(RED), ToolEffect.NON_IDEMPOTENT_WRITE, "it could not be stored (MediaStoreError)"),
+    ],
+)
+async def test_an_image_that_cannot_be_stored_hides_no_result(
+    image: types.Part, effect: ToolEffect, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    world = World(SCRIPT[:2])
+    runner = AdkAgentRunner(
+        agent(world, lambda: {"title": "chart", "images": [image, image]}),
+        default_tool_effect=effect,
+        media_store=LocalDirectoryMediaStore(tmp_path / "file"),
+    )
+    await Driver(runner, world).turn("go")
+    assert image.inline_data is not None
+    response = world.requests[1]["contents"][-1]["parts"][0]["function_response"]["response"]
+    assert response["title"] == "chart"
+    lost = f"image of type {image.inline_data.mime_type} was left out: {why}"
+    assert response["not_stored"].count(lost) == 2
+    assert world.executed == world.executed[:1]
+
+
 async def test_a_lost_image_fails_the_model_call(tmp_path: Path) -> None:
     store = LocalDirectoryMediaStore(tmp_path)
     world = World([text("ok")])

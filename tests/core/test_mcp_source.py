@@ -34,6 +34,7 @@ from mcp_types import (
 from dex_agents import (
     DeferredToolExecution,
     LocalDirectoryMediaStore,
+    MediaStoreError,
     ToolEffect,
     ToolExecutionError,
     ToolNotStartedError,
@@ -156,7 +157,7 @@ async def test_what_a_result_becomes(tmp_path: Path) -> None:
         ResourceLink(uri="file:///c", name="c"),
     ]
     # The call has run: what cannot be shown is named and makes it no failure.
-    result = await to_result(CallToolResult(content=content), store)
+    result = await to_result(CallToolResult(content=content), store, ToolEffect.READ)
     assert [image.mime_type for image in result.images] == ["image/png"]
     assert str(result.output).splitlines() == [
         "said",
@@ -170,16 +171,30 @@ async def test_what_a_result_becomes(tmp_path: Path) -> None:
         "image of type image/png was left out: it is no base64",
         "audio of type audio/wav was left out",
     ]
-    without = await to_result(CallToolResult(content=content), None)
+    without = await to_result(CallToolResult(content=content), None, ToolEffect.READ)
     assert without.images == []
     assert list(without.not_stored).count("image of type image/png was left out") == 2
     value = {"a": 0}
     structured = CallToolResult(content=content[:3], structured_content=value)
-    result = await to_result(structured, store)
+    result = await to_result(structured, store, ToolEffect.READ)
     assert (result.output, len(result.images), len(result.not_stored)) == (value, 1, 1)
     assert error_text(CallToolResult(content=content[1:2], is_error=True)) == (
         "the MCP server reported a failure without a text"
     )
+
+
+async def test_a_store_that_fails_never_makes_a_write_unknown(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    store = LocalDirectoryMediaStore(tmp_path / "file")
+    png = base64.b64encode(b"\x89PNG\r\n\x1a\nnotes").decode()
+    drawn = CallToolResult(content=[ImageContent(data=png, mime_type="image/png")])
+    written = await to_result(drawn, store, ToolEffect.NON_IDEMPOTENT_WRITE)
+    assert written.images == []
+    assert list(written.not_stored) == [
+        "image of type image/png was left out: it could not be stored (MediaStoreError)"
+    ]
+    with pytest.raises(MediaStoreError):  # the next attempt may be luckier
+        await to_result(drawn, store, ToolEffect.IDEMPOTENT_WRITE)
 
 
 async def test_one_connection_and_one_listing_for_those_who_ask_together(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from dex_agents._contract import Json
+from dex_agents._effects import ToolEffect
 from dex_agents._errors import ModelCallError
 from dex_agents._media.reference import ImageReference, MediaStore
+from dex_agents._media.tool_images import put_tool_image
 
 IMAGES_KEY = "__dex_images__"
 """Entry of a replayed result that holds its images' placeholder Parts."""
@@ -144,6 +146,27 @@ def lost_images(count: int) -> list[str]:
     """What the model reads of images that have no store to go to."""
     lost = "1 image was" if count == 1 else f"{count} images were"
     return [f"{lost} left out: the session has no media store"] if count else []
+
+
+async def put_images(
+    store: MediaStore | None, blobs: Sequence[types.Blob], effect: ToolEffect
+) -> tuple[list[ImageReference], list[str]]:
+    """References of a result's images, and what the model reads of those that are left out.
+
+    Raises:
+        Exception: See :func:`put_tool_image`.
+    """
+    if store is None:
+        return [], lost_images(len(blobs))
+    images: list[ImageReference] = []
+    lost: list[str] = []
+    for blob in blobs:
+        put = await put_tool_image(store, blob.data or b"", effect)
+        if isinstance(put, ImageReference):
+            images.append(put)
+        else:
+            lost.append(f"image of type {blob.mime_type} was left out: {put}")
+    return images, lost
 
 
 def _without_images(value: Any, images: list[types.Blob], depth: int) -> Any:

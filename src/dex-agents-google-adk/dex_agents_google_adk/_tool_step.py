@@ -24,8 +24,8 @@ from dex_agents._contract import (
     Json,
     ToolExecutionResult,
 )
+from dex_agents._effects import ToolEffect
 from dex_agents._errors import ToolNotStartedError
-from dex_agents._media.reference import ImageReference
 from dex_agents_google_adk._actions import actions_to_json
 from dex_agents_google_adk._adk_compat import invocation_of
 from dex_agents_google_adk._adk_workarounds import agent_tool_pauses, mcp_errors
@@ -34,7 +34,7 @@ from dex_agents_google_adk._artifacts import SessionArtifacts
 from dex_agents_google_adk._effects import needs_more_care
 from dex_agents_google_adk._events import shown_text
 from dex_agents_google_adk._idempotency import IDEMPOTENCY_KEY_CUSTOM_METADATA_KEY
-from dex_agents_google_adk._images import lost_images, split_images
+from dex_agents_google_adk._images import put_images, split_images
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._secrets import Secrets
 from dex_agents_google_adk._session import AttemptSessionService, make_session
@@ -98,12 +98,13 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
     context.actions.state_delta = given.secrets.without_credentials(context.actions.state_delta)
     if asked := list(context.actions.requested_auth_configs.values()):
         return ToolExecutionResult(interrupt=setup.credentials.ask(call, asked[0], given))
-    result = await _result(setup, tool, value, context.actions, events)
+    result = await _result(setup, call.effect, tool, value, context.actions, events)
     return given.secrets.hide_in_result(result)
 
 
 async def _result(
     setup: RunnerSetup,
+    effect: ToolEffect,
     tool: BaseTool,
     value: Any,
     actions: EventActions,
@@ -131,13 +132,7 @@ async def _result(
             )
         )
     remaining, blobs = split_images(value)
-    images: list[ImageReference] = []
-    store, lost = setup.images.store, list[str]()
-    if store is None:
-        lost = lost_images(len(blobs))
-    else:
-        for blob in blobs:
-            images.append(await store.put_image(blob.data or b""))
+    images, lost = await put_images(setup.images.store, blobs, effect)
     output = to_json(remaining)
     if isinstance(output, dict) and not isinstance(remaining, dict):
         # ADK wraps whatever is no dict, such as a pydantic model, before it becomes JSON.

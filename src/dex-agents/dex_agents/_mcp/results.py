@@ -8,26 +8,30 @@ import binascii
 from mcp_types import AudioContent, CallToolResult, EmbeddedResource, ImageContent, TextContent
 
 from dex_agents._contract import Json, ToolExecutionResult
-from dex_agents._media.reference import ImageError, ImageReference, MediaStore
+from dex_agents._effects import ToolEffect
+from dex_agents._media.reference import ImageReference, MediaStore
+from dex_agents._media.tool_images import put_tool_image
 
 
-async def to_result(result: CallToolResult, store: MediaStore | None) -> ToolExecutionResult:
+async def to_result(
+    result: CallToolResult, store: MediaStore | None, effect: ToolEffect
+) -> ToolExecutionResult:
     """The structured value if there is one, else the texts; images go to the store.
 
-    The call has run, so an image that nobody can show is left out and no failure.
-
     Raises:
-        Exception: The store could not write an image that it takes.
+        Exception: See :func:`put_tool_image`.
     """
     images: list[ImageReference] = []
     texts: list[str] = []
     lost: list[str] = []
     for block in result.content:
         if isinstance(block, ImageContent) and store is not None:
-            try:
-                images.append(await store.put_image(_decoded(block.data)))
-            except ImageError as error:
-                lost.append(f"{_left_out(block)}: {error}")
+            data = _decoded(block.data)
+            put = "it is no base64" if data is None else await put_tool_image(store, data, effect)
+            if isinstance(put, ImageReference):
+                images.append(put)
+            else:
+                lost.append(f"{_left_out(block)}: {put}")
         elif isinstance(block, ImageContent | AudioContent):
             lost.append(_left_out(block))
         else:
@@ -44,11 +48,11 @@ def error_text(result: CallToolResult) -> str:
     return "\n".join(texts) or "the MCP server reported a failure without a text"
 
 
-def _decoded(data: str) -> bytes:
+def _decoded(data: str) -> bytes | None:
     try:
         return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ImageError("it is no base64") from error
+    except (binascii.Error, ValueError):
+        return None
 
 
 def _left_out(block: ImageContent | AudioContent) -> str:

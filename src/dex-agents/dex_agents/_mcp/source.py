@@ -251,7 +251,7 @@ class McpToolSource:
             raise McpConnectionError(f"{self._server.place}: {self._redacted(error)}") from None
         if result.is_error:
             raise ToolExecutionError(redacted(error_text(result), self._server.secrets))
-        return await to_result(result, self._store)
+        return await to_result(result, self._store, call.effect)
 
     def _connection(self) -> McpConnection:
         loop = asyncio.get_running_loop()
