@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dex import AsyncContext, Step, StepDecision, go_to_many
+from dex import AsyncContext, StepDecision, go_to_many
 
 from dex_agents import _failpoints
 from dex_agents._contract import AgentMessage, CompactionRequest, HistoryCompactor, HistorySummary
@@ -20,6 +20,7 @@ from dex_agents._session.live_turns import live_turns
 from dex_agents._session.outcomes import encoded
 from dex_agents._session.pages import read_summary, read_turns
 from dex_agents._session.records import Header, Round, summary_to_json
+from dex_agents._session.session_step import SessionStep
 from dex_agents._session.turn_end import read_header, write_header
 from dex_agents._tracing import SpanPlace, describe_model_call, end_without_answer
 
@@ -68,11 +69,8 @@ def _forget(context: AsyncContext, header: Header, through: int, retained: int) 
             resources.summary_marks.delete(context, key)
 
 
-class CompactHistory(Step[bytes]):
+class CompactHistory(SessionStep):
     """Asks for a summary of the older turns and stores it; the turn goes on in any case."""
-
-    def __init__(self, flow: AgentSessionFlow) -> None:
-        self._flow = flow
 
     async def execute(  # type: ignore[override]
         self, context: AsyncContext, input: bytes

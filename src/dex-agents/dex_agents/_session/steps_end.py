@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dex import AsyncContext, Step, StepDecision, dead_end, force_complete
+from dex import AsyncContext, StepDecision, dead_end, force_complete
 
 from dex_agents import _failpoints
 from dex_agents._session import resources
@@ -12,6 +12,7 @@ from dex_agents._session.encoding import decode
 from dex_agents._session.events import StepEvents
 from dex_agents._session.notes import stopped_call
 from dex_agents._session.records import FinishedCall, Header, TurnState
+from dex_agents._session.session_step import SessionStep
 from dex_agents._session.turn_end import fail_turn, read_header, read_turn_state
 
 if TYPE_CHECKING:
@@ -21,11 +22,8 @@ CANCELLED_TEXT = "the user cancelled the turn"
 CLOSED_TEXT = "the session was closed"
 
 
-class CancelTurn(Step[bytes]):
+class CancelTurn(SessionStep):
     """Ends a turn whose Steps were cancelled, with what is known of its calls."""
-
-    def __init__(self, flow: AgentSessionFlow) -> None:
-        self._flow = flow
 
     async def execute(  # type: ignore[override]
         self, context: AsyncContext, input: bytes
@@ -39,14 +37,11 @@ class CancelTurn(Step[bytes]):
         return end_cancelled_turn(context, self._flow, header, CANCELLED_TEXT)
 
 
-class CloseSession(Step[bytes]):
+class CloseSession(SessionStep):
     """Ends a session whose Steps were cancelled, with its open turn.
 
     Messages that wait stay where they are: what a closed session still has of them was dropped.
     """
-
-    def __init__(self, flow: AgentSessionFlow) -> None:
-        self._flow = flow
 
     async def execute(  # type: ignore[override]
         self, context: AsyncContext, input: bytes

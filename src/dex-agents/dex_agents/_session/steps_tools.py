@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from dex import (
     AsyncContext,
-    Step,
     StepDecision,
     StepMovement,
     StepOptions,
@@ -61,6 +60,7 @@ from dex_agents._session.results import (
     shown_output,
     succeeded_record,
 )
+from dex_agents._session.session_step import SessionStep
 from dex_agents._stored_record import record_to_json
 from dex_agents._tracing import SpanPlace
 
@@ -153,11 +153,8 @@ def finished_event(events: StepEvents, task: CallTask, record: ToolCallRecord) -
     events.emit("tool_call_finished", **call_fields(task.call), status=str(record.status), **result)
 
 
-class AwaitInterrupt(Step[bytes]):
+class AwaitInterrupt(SessionStep):
     """Waits until somebody answers, or the deadline passes."""
-
-    def __init__(self, flow: AgentSessionFlow) -> None:
-        self._flow = flow
 
     def get_step_options(self) -> StepOptions:
         return step_options.pure_step()
@@ -220,11 +217,8 @@ class AwaitToolApproval(AwaitInterrupt):
         return decision
 
 
-class _ToolStep(Step[bytes]):
+class _ToolStep(SessionStep):
     """Runs a tool once in each attempt."""
-
-    def __init__(self, flow: AgentSessionFlow) -> None:
-        self._flow = flow
 
     async def execute(  # type: ignore[override]
         self, context: AsyncContext, input: bytes
@@ -333,11 +327,8 @@ class CallSingleAttemptTool(_ToolStep):
     """A call that must not run twice: one attempt."""
 
 
-class RecordToolOutcome(Step[bytes]):
+class RecordToolOutcome(SessionStep):
     """Turns a tool Step without attempts left into the call's record."""
-
-    def __init__(self, flow: AgentSessionFlow) -> None:
-        self._flow = flow
 
     async def execute(  # type: ignore[override]
         self, context: AsyncContext, input: bytes

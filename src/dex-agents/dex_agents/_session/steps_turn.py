@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from dex import (
     AsyncContext,
     ChannelMessagesNotLoadedError,
-    Step,
     StepDecision,
     StepMovement,
     StepOptions,
@@ -64,6 +63,7 @@ from dex_agents._session.records import (
     message_to_json,
 )
 from dex_agents._session.results import shown_output
+from dex_agents._session.session_step import SessionStep
 from dex_agents._session.steps_compact import needs_compaction
 from dex_agents._session.steps_tools import (
     call_fields,
@@ -86,14 +86,11 @@ from dex_agents._stored_record import record_from_json
 from dex_agents._tracing import SpanPlace, describe_model_call, end_without_answer
 
 if TYPE_CHECKING:
-    from dex_agents._session.flow import AgentSessionFlow
+    pass
 
 
-class AwaitUserMessage(Step[bytes]):
+class AwaitUserMessage(SessionStep):
     """Waits for a message of the user and opens a turn with it."""
-
-    def __init__(self, flow: AgentSessionFlow) -> None:
-        self._flow = flow
 
     def get_step_options(self) -> StepOptions:
         return step_options.wait_for_message()
@@ -161,11 +158,8 @@ def _forget_messages(context: AsyncContext) -> None:
                     channels.delete(context, name, message.message_id)
 
 
-class RunModel(Step[bytes]):
+class RunModel(SessionStep):
     """Makes the model call and decides how the turn goes on."""
-
-    def __init__(self, flow: AgentSessionFlow) -> None:
-        self._flow = flow
 
     async def execute(  # type: ignore[override]
         self, context: AsyncContext, input: bytes
@@ -410,11 +404,8 @@ def _read_records(context: AsyncContext, before: Round) -> list[ToolCallRecord]:
     return found
 
 
-class ResumeTurn(Step[bytes]):
+class ResumeTurn(SessionStep):
     """Waits until every call of a response has its record."""
-
-    def __init__(self, flow: AgentSessionFlow) -> None:
-        self._flow = flow
 
     def get_step_options(self) -> StepOptions:
         return step_options.pure_step()
@@ -433,11 +424,8 @@ class ResumeTurn(Step[bytes]):
         return go_to_many(step_options.run_model(self._flow.options, before))
 
 
-class FailTurn(Step[bytes]):
+class FailTurn(SessionStep):
     """Ends a turn whose ``RunModel`` has no attempt left."""
-
-    def __init__(self, flow: AgentSessionFlow) -> None:
-        self._flow = flow
 
     async def execute(  # type: ignore[override]
         self, context: AsyncContext, input: bytes
