@@ -46,13 +46,14 @@ class Summarizer(ScriptedLlm):
     """Numbers its summaries, or fails."""
 
     fails: int = 0
+    says: str = "summary"
     useless: LlmResponse | None = None
     """What it answers instead of raising an error."""
 
     async def generate_content_async(self, llm_request: Any, stream: bool = False) -> Any:
         self.world.requests.append(request_json(llm_request))
         if len(self.world.requests) > self.fails:
-            yield answer(text(f"summary {len(self.world.requests)}"))
+            yield answer(text(f"{self.says} {len(self.world.requests)}"))
         elif self.useless is None:
             raise RuntimeError("no summary today")
         else:
@@ -65,6 +66,7 @@ def make(
     *,
     flow_type: str = "Long",
     summary_model: Summarizer | None = None,
+    instruction: str = "State: {noted?}",
     **policy: Any,
 ) -> AgentSessionFlow:
     def note(x: str, tool_context: ToolContext) -> str:
@@ -76,7 +78,7 @@ def make(
     root = LlmAgent(
         name="root",
         model=TreeLlm(world=world),
-        instruction="State: {noted?}",
+        instruction=instruction,
         tools=[note],
         sub_agents=[sub],
     )
@@ -194,6 +196,35 @@ async def test_a_turn_that_outgrows_the_window_is_summed_up_before_the_next_one(
         "still there",
         "go on",
     ]
+
+
+@pytest.mark.parametrize(("summary", "state", "summaries_made"), [(3_000, 0, 3), (100, 9_000, 2)])
+async def test_what_the_model_reads_of_a_summary_counts(
+    summary: int, state: int, summaries_made: int, tmp_path: Path
+) -> None:
+    """A turn is 2 KiB; with a long summary each one is too much for 9,600 bytes, whatever the state."""
+    world = TreeWorld(
+        {
+            "root": [
+                [call("note", x="n" * state)],
+                *(text(f"answer {number} {BULK}") for number in range(7)),
+            ]
+        }
+    )
+    summaries = TreeWorld({})
+    flow = make(
+        world,
+        summaries,
+        summary_model=Summarizer(world=summaries, says="s" * summary),
+        instruction="",
+        kept_turns=2,
+    )
+    async with (
+        private_engine(tmp_path / "e.db") as engine,
+        serve(engine.address, flow, tmp_path) as sessions,
+    ):
+        await talk(sessions, [f"message {number} {BULK}" for number in range(7)])
+    assert len(summaries.requests) == summaries_made
 
 
 async def test_messages_that_come_while_a_summary_is_made_wait_for_it(tmp_path: Path) -> None:

@@ -137,7 +137,13 @@ class HistoryWriter:
             },
         }
         line = json.dumps(kept, ensure_ascii=False, allow_nan=False)
-        return HistorySummary(f"{text.strip()}\n{_STATE_LINE}{line}", usage, metadata)
+        said = text.strip()
+        return HistorySummary(
+            f"{said}\n{_STATE_LINE}{line}",
+            usage,
+            metadata,
+            read_bytes=len(said.encode("utf-8", "backslashreplace")),
+        )
 
     async def _ask(self, conversation: str) -> tuple[str, TokenUsage, ModelCallMetadata]:
         model = self._llm()

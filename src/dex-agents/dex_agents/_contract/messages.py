@@ -133,12 +133,19 @@ class HistorySummary:
         text: The summary, in whatever form the runner needs to go on from it.
         usage: Tokens and requests of the summary call.
         metadata: What is known about the summary call, for tracing.
+        read_bytes: How many bytes of the text the model reads; ``None``: all of it.
     """
 
     text: str
     usage: TokenUsage = TokenUsage()
     metadata: ModelCallMetadata = ModelCallMetadata()
+    read_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        fields = {"text": str, "usage": TokenUsage, "metadata": ModelCallMetadata}
+        fields: dict[str, type | tuple[type, ...]] = {
+            "text": str,
+            "usage": TokenUsage,
+            "metadata": ModelCallMetadata,
+            "read_bytes": (int, type(None)),
+        }
         check_fields(self, fields, ContractTypeError)

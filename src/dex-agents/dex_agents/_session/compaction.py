@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dex_agents._contract import AgentMessage
+from dex_agents._contract import AgentMessage, HistorySummary
 
 BYTES_PER_TOKEN = 3
 _LEAST_WINDOW = 1_000
@@ -93,3 +93,12 @@ def size_of(messages: Sequence[AgentMessage]) -> int:
         )
         for message in messages
     )
+
+
+def size_of_summary(summary: HistorySummary | None) -> int:
+    """Bytes of what the model reads in place of older turns, as the estimate counts them."""
+    if summary is None:
+        return 0
+    if summary.read_bytes is not None:
+        return summary.read_bytes
+    return len(summary.text.encode("utf-8", "backslashreplace"))

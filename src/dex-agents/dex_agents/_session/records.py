@@ -374,12 +374,12 @@ def arguments_digest(tool_name: str, arguments: Mapping[str, Json]) -> str:
 
 def summary_to_json(summary: HistorySummary) -> Json:
     """For storage."""
-    return {"text": summary.text}
+    return {"text": summary.text, "read_bytes": summary.read_bytes}
 
 
 def summary_from_json(data: Json) -> HistorySummary:
     """From storage."""
-    return HistorySummary(str(data["text"]))
+    return HistorySummary(str(data["text"]), read_bytes=data.get("read_bytes"))
 
 
 def message_to_json(message: AgentMessage) -> Json:

@@ -11,7 +11,7 @@ from dex import AsyncContext, StepDecision, go_to_many
 from dex_agents import _failpoints
 from dex_agents._contract import AgentMessage, CompactionRequest, HistoryCompactor, HistorySummary
 from dex_agents._session import resources, step_options
-from dex_agents._session.compaction import CompactionPolicy, size_of
+from dex_agents._session.compaction import CompactionPolicy, size_of, size_of_summary
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.events import StepEvents
 from dex_agents._session.failures import RUNNER_FAILURES, describe, model_failure
@@ -96,7 +96,7 @@ class CompactHistory(SessionStep):
         # Page 0 holds what the session was given at its creation.
         old = read_turns(context, old_turns if header.summarized_turns else [0, *old_turns])
         kept = size_of(read_turns(context, turns[len(old_turns) :]))
-        size = size_of(old) + kept
+        size = size_of_summary(read_summary(context, before)) + size_of(old) + kept
         header.history_bytes = size
         write_header(context, header)
         if not old_turns or not policy.is_due(size, _overhead(compactor)):
@@ -114,7 +114,7 @@ class CompactHistory(SessionStep):
         if policy.retained_turns is not None:
             _forget(context, header, through, policy.retained_turns)
         header.summarized_turns = through
-        header.history_bytes = kept + len(summary.text.encode("utf-8", "backslashreplace"))
+        header.history_bytes = size_of_summary(summary) + kept
         header.usage += summary.usage
         write_header(context, header)
 
