@@ -246,7 +246,7 @@ async def test_an_attempt_that_died_behind_the_exchange(
             call_id="c",
             tool_name="balance",
             arguments={"account": "a"},
-            effect=ToolEffect.READ,
+            effect=ToolEffect.UNCLASSIFIED,
             agent_name="root",
             step_execution_id="CallTool-1",
             attempt=1,

@@ -79,7 +79,16 @@ async def test_a_cancellation_before_the_model_completes_no_turn() -> None:
 
 def execution(name: str) -> DeferredToolExecution:
     return DeferredToolExecution(
-        "s", "t1", "c1", name, {}, ToolEffect.READ, "root", f"step-{name}", 1, f"s/t1/{name}"
+        "s",
+        "t1",
+        "c1",
+        name,
+        {},
+        ToolEffect.UNCLASSIFIED,
+        "root",
+        f"step-{name}",
+        1,
+        f"s/t1/{name}",
     )
 
 

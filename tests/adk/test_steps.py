@@ -73,7 +73,9 @@ def execution(name: str, **fields: Any) -> DeferredToolExecution:
 
 
 def runner_of(*tools: Any, **arguments: Any) -> AdkAgentRunner:
-    return AdkAgentRunner(agent_with(World([]), *tools), **arguments)
+    # The effect that ``execution`` was asked for with.
+    given = {"default_tool_effect": ToolEffect.READ, **arguments}
+    return AdkAgentRunner(agent_with(World([]), *tools), **given)
 
 
 def test_is_a_framework_runner() -> None:
