@@ -477,6 +477,21 @@ async def test_a_worker_that_missed_a_heartbeat_gets_nothing_until_it_is_heard(
     assert engine.host.count("lost") == engine.host.count("unstarted") == 0
 
 
+async def test_a_silent_worker_that_opens_a_stream_is_heard(engine: Engine) -> None:
+    """The stream that was asked may have ended without an answer."""
+    first = await engine.worker("worker-1").open_registered()
+    engine.matcher.offer(step("hangs"))
+    slot = (await engine.host.next("begin")).slot
+    await first.expect_task()
+    slot.give_up()
+    engine.matcher.offer(step("next"))
+    assert engine.matcher.depth == 1
+    second = await engine.worker("worker-1").open()
+    await second.expect("registered")
+    await second.send(result(await second.expect_task()))
+    await engine.host.next("frame")
+
+
 # Refusals.
 
 

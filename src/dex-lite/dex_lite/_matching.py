@@ -214,6 +214,8 @@ class Matcher:
         if worker is None:
             worker = self._add_worker(worker_id)
             event(logging.INFO, "worker_connected", "a Worker connected", worker_id=worker_id)
+        # Who opens a stream is there, whatever became of the one that was asked.
+        worker.is_silent = False
         for flow_type in flow_types:
             if flow_type not in worker.flow_types:
                 worker.flow_types[flow_type] = None
