@@ -454,3 +454,33 @@ async def test_a_read_may_not_hold_a_write() -> None:
     )
     with pytest.raises(AgentTurnError, match=r"node tool 'flow'.*'look'"):
         await Driver(runner, world).turn("go")
+
+
+async def test_an_event_that_json_cannot_hold_holds_up_nothing() -> None:
+    world = World([[call("odd")], text("done")])
+
+    async def odd() -> Items:
+        """Odd."""
+        circle: dict[str, Any] = {"kept": 1}
+        circle["itself"] = circle
+        yield Event(message="first", custom_metadata=circle)  # type: ignore[call-arg]
+        yield Event(message="second")  # type: ignore[call-arg]
+        yield {"value": 1}
+
+    runner = AdkAgentRunner(agent_with(world, odd), default_tool_effect=ToolEffect.READ)
+    driver = Driver(runner, world)
+    async with asyncio.timeout(60):
+        await driver.turn("go")
+    assert [message.text for message in driver.history] == [
+        "go",
+        "",
+        "first",
+        "second",
+        "",
+        "",
+        "done",
+    ]
+    assert driver.history[2].framework_item["custom_metadata"] == {
+        "kept": 1,
+        "itself": {"kept": 1, "itself": "<circular reference>"},
+    }

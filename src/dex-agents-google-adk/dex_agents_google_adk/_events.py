@@ -19,7 +19,10 @@ USER = "user"
 
 def dump_event(event: Event) -> Json:
     """The form in which ADK's own database session services store an event."""
-    item = event.model_dump(exclude_none=True, mode="json", fallback=to_json)
+    try:
+        item = event.model_dump(exclude_none=True, mode="json", fallback=to_json)
+    except Exception:  # what pydantic gives up on, such as a container inside itself
+        return to_json(event)
     try:
         json.dumps(item, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, TypeError):  # a NaN, a huge integer or a lone surrogate

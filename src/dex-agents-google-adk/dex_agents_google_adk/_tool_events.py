@@ -67,15 +67,22 @@ async def collected_events(
             if taken is not None:
                 taken.set()  # the node waits for this, whatever became of the event
 
+    lost: list[Exception] = []
+
     async def take_all() -> None:
         while True:
-            await take(*await queue.get())
+            try:
+                await take(*await queue.get())
+            except Exception as error:
+                lost.append(error)  # and on: a node would wait for ever for its next event
 
     taking = asyncio.create_task(take_all())
     try:
         yield items
         while not queue.empty():
             await take(*queue.get_nowait())
+        if lost:
+            raise lost[0]
     except NodeInterruptedError as waiting:
         raise ToolExecutionError(
             _WAITS if any(item.get("long_running_tool_ids") for item in items) else _NO_OUTPUT
