@@ -13,6 +13,7 @@ import pytest
 
 from dex_agents._effects import ToolEffect
 from support.adk_oracle import run_plain
+from support.random_graphs import random_graph
 from support.random_nodes import random_chat_nodes, random_composite_nodes
 from support.random_trees import (
     Plan,
@@ -72,6 +73,11 @@ async def test_random_workflow(seed: int) -> None:
     await _check(seed, random_workflow, "go", "again", repeats=1 + seed % 2)
 
 
+@pytest.mark.parametrize("seed", _seeds(0, 20))
+async def test_random_graph(seed: int) -> None:
+    await _check(seed, random_graph, "go", "again", repeats=1 + seed % 2)
+
+
 @pytest.mark.parametrize("seed", _seeds(0, 24))
 async def test_random_chat_nodes(seed: int) -> None:
     await _check(seed, random_chat_nodes, "go", "again", repeats=1 + seed % 2)
@@ -115,3 +121,9 @@ async def test_many_random_trees(seed: int) -> None:
 @pytest.mark.parametrize("seed", _seeds(10_000, 500))
 async def test_many_random_workflows(seed: int) -> None:
     await _check(seed, random_workflow, "go", "again", "more", repeats=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", _seeds(10_000, 500))
+async def test_many_random_graphs(seed: int) -> None:
+    await _check(seed, random_graph, "go", "again", "more", repeats=1)

@@ -39,6 +39,7 @@ from dex_agents_google_adk._adk_workarounds import (
     model_lookup,
     nested_node_paths,
     nested_pauses,
+    node_retries,
     parallel_pauses,
     plain_history,
     replayed_calls,
@@ -160,6 +161,9 @@ DEFECTS = {
     ),
     "nested_pauses": Defect(
         unguarded(nested_pauses), tree("single turn below a single turn"), LOST
+    ),
+    "node_retries": Defect(
+        unguarded(node_retries), tree("an agent that is tried again"), "callbacks differ"
     ),
     "parallel_pauses": Defect(
         unguarded(parallel_pauses),

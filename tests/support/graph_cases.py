@@ -9,7 +9,7 @@ from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.loop_agent import LoopAgent
 from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.events.event import Event
-from google.adk.workflow import JoinNode, Workflow
+from google.adk.workflow import JoinNode, RetryConfig, Workflow, node
 
 from support.adk_oracle import call, text
 from support.tree_cases import BODIES, Case, around, ask, inline, llm, move
@@ -198,6 +198,29 @@ GRAPHS: dict[str, Case] = {
             "two": _HANDED_OVER["beside"],
             "three": [[call("t2", x="4")], text("first"), [call("t2", x="5")], text("second")],
             "after": _HANDED_OVER["after"],
+        },
+    ),
+    "an agent that is tried again": Case(
+        lambda w: workflow(
+            (
+                "START",
+                node(
+                    llm(w, "w1", "t1"),
+                    retry_config=RetryConfig(max_attempts=3, initial_delay=0.001),
+                ),
+                llm(w, "after", "t2"),
+            )
+        ),
+        {
+            **_HANDED_OVER,
+            "w1": [
+                [call("t1", x="1")],
+                ValueError("away"),
+                [call("t1", x="2")],
+                ValueError("away"),
+                [call("t1", x="3")],
+                text("w1 done"),
+            ],
         },
     ),
 }

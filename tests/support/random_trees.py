@@ -84,7 +84,7 @@ def make_llm(world: TreeWorld, name: str, **fields: Any) -> LlmAgent:
     )
 
 
-class _Maker:
+class Maker:
     def __init__(self, seed: int, kinds: Sequence[str]) -> None:
         self.rng = random.Random(seed)
         self.kinds = kinds
@@ -118,7 +118,7 @@ class _Maker:
         return name
 
 
-class Trees(_Maker):
+class Trees(Maker):
     below_node = False
     """Whether the trees are part of what ADK runs as a node, so that any agent may call others."""
 
@@ -161,7 +161,7 @@ class Trees(_Maker):
         return self.leaf(call("finish_task", result="done")) if kind == "task" else self.leaf()
 
 
-class _Delegations(_Maker):
+class _Delegations(Maker):
     """Agents that call ``single_turn`` and ``task`` agents, which do so in turn."""
 
     def tree(self, mode: str, depth: int) -> Any:
@@ -269,7 +269,7 @@ def branches(tree: Any, branch: str) -> Iterator[tuple[str, str]]:
         yield from branches(child, inner)
 
 
-class _Workflows(_Maker):
+class _Workflows(Maker):
     def workflow(self, depth: int) -> Any:
         parts: list[Any] = []
         for _ in range(self.rng.randint(1, 3)):

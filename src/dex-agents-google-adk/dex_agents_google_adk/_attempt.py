@@ -25,6 +25,7 @@ from dex_agents_google_adk._run_state import (
     CallKind,
     Fault,
     HeldAnswer,
+    NodeRetry,
     PausedCall,
     PausedEvent,
     PausedInput,
@@ -61,6 +62,7 @@ class Attempt:
         called_source_tools: Tools of sources that the turn has called, by name.
         held: Later parts of model answers whose first calls waited.
         faults: Useless answers that are asked for again.
+        node_retries: Nodes that are being tried again, by path.
         model_calls_so_far: Model calls of the turn before this attempt.
         maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
         answers: What models have answered, here and in attempts that died.
@@ -82,6 +84,7 @@ class Attempt:
         called_source_tools: Mapping[str, Json] | None = None,
         held: Sequence[HeldAnswer] = (),
         faults: Sequence[Fault] = (),
+        node_retries: Mapping[str, NodeRetry] | None = None,
         model_calls_so_far: int = 0,
         maximum_model_calls: int = 0,
         answers: KeptAnswers | None = None,
@@ -99,6 +102,7 @@ class Attempt:
         self.called_source_tools: dict[str, Json] = dict(called_source_tools or {})
         self.held = HeldAnswers(held)
         self.faults = Faults(faults)
+        self.node_retries = dict(node_retries or {})
         self.model_calls = ModelCalls(so_far=model_calls_so_far, maximum=maximum_model_calls)
         self.tool_events = tool_events or ToolEvents()
         self.inputs: list[PausedInput] = []
@@ -167,6 +171,12 @@ class Attempt:
         """An agent has ended; it starts anew if it comes again."""
         self.started.pop(key, None)
         self._earlier_output.pop(key, None)
+
+    def run_fails(self, name: str, branch: str | None) -> None:
+        """The run of a node has failed: if it is tried again, its agents start anew."""
+        inside = {name, *self.descendants.get(name, ())}
+        for key in [k for k in self.started if k[0] in inside and is_within(k[1], branch)]:
+            self.agent_ends(key)
 
     def branch_of(self, event: Event) -> str | None:
         """The branch that the event's agent runs in.

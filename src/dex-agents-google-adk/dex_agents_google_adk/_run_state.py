@@ -242,6 +242,27 @@ class StartedAgent:
 
 
 @dataclass(frozen=True)
+class NodeRetry:
+    """A node that is being tried again.
+
+    Attributes:
+        failed: How many of its attempts have failed.
+        children: ADK's counts of the runs of each child when the attempt began, by parent path.
+    """
+
+    failed: int
+    children: dict[str, dict[str, int]]
+
+    def to_json(self) -> Json:
+        return [self.failed, self.children]
+
+    @staticmethod
+    def from_json(item: Any) -> NodeRetry:
+        failed, children = item
+        return NodeRetry(failed, children)
+
+
+@dataclass(frozen=True)
 class RunState:
     """The run state of an outcome.
 
@@ -277,6 +298,7 @@ class RunState:
     source_tools: dict[str, Json] = field(default_factory=dict)
     held: tuple[HeldAnswer, ...] = ()
     faults: tuple[Fault, ...] = ()
+    node_retries: dict[str, NodeRetry] = field(default_factory=dict)
     tree_shape: str = ""
 
     def to_json(self) -> Json:
@@ -296,6 +318,7 @@ class RunState:
             "source_tools": self.source_tools,
             "held": [answer.to_json() for answer in self.held],
             "faults": [fault.to_json() for fault in self.faults],
+            "node_retries": {path: item.to_json() for path, item in self.node_retries.items()},
             "tree_shape": self.tree_shape,
         }
 
@@ -326,6 +349,10 @@ class RunState:
                 source_tools=item.get("source_tools") or {},
                 held=tuple(HeldAnswer.from_json(answer) for answer in item.get("held") or ()),
                 faults=tuple(Fault.from_json(fault) for fault in item.get("faults") or ()),
+                node_retries={
+                    path: NodeRetry.from_json(retry)
+                    for path, retry in (item.get("node_retries") or {}).items()
+                },
                 tree_shape=item.get("tree_shape") or "",
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -46,6 +46,7 @@ from dex_agents_google_adk._adk_workarounds import (
     model_lookup,
     nested_node_paths,
     nested_pauses,
+    node_retries,
     parallel_pauses,
     plain_history,
     remote_a2a_import,
@@ -176,6 +177,7 @@ class AdkAgentRunner:
         leaked_branches.apply()
         nested_node_paths.apply()
         nested_pauses.apply()
+        node_retries.apply()
         parallel_pauses.apply()
         replayed_calls.apply()
         model_lookup.apply()

@@ -120,6 +120,7 @@ class _TurnAttempt:
             called_source_tools=state.source_tools if state else {},
             held=state.held if state else (),
             faults=state.faults if state else (),
+            node_retries=state.node_retries if state else {},
             started=state.started if state else (),
             node_inputs=state.node_inputs if state else {},
             descendants=self._setup.tree.descendants,
@@ -397,6 +398,7 @@ class _TurnAttempt:
             source_tools=self._attempt.called_source_tools,
             held=self._attempt.held.rest,
             faults=self._attempt.faults.rest,
+            node_retries=self._attempt.node_retries,
             tree_shape=self._state.tree_shape if self._state else self._setup.tree.shape,
         )
 

@@ -22,16 +22,16 @@ def put_back_input(agent: BaseAgent, context: AttemptInvocationContext) -> None:
         return
     events = context.session.events
     run = (path, context.branch)  # below a composite agent, several runs have one path
-    first = next(
-        (
-            index
-            for index, event in enumerate(events)
-            if event.invocation_id == context.invocation_id
-            and event.author != USER
-            and _run_of(event) == run
-        ),
-        None,
-    )
+    own = [
+        index
+        for index, event in enumerate(events)
+        if event.invocation_id == context.invocation_id
+        and event.author != USER
+        and _run_of(event) == run
+    ]
+    # A run that is tried again begins anew, behind what the failed one has left.
+    failed = max((index for index in own if _is_failure(events[index])), default=-1)
+    first = next((index for index in own if index > failed), None)
     place = next(
         (
             index
@@ -50,6 +50,10 @@ def put_back_input(agent: BaseAgent, context: AttemptInvocationContext) -> None:
         if _run_of(event) == run:
             context.attempt.synthetic_events.add(event.id)
             events.insert(first, event)
+
+
+def _is_failure(event: Event) -> bool:
+    return event.error_code is not None and event.content is None
 
 
 def _is_input(event: Event) -> bool:
