@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.workflow.utils._replay_sequence_barrier import ReplaySequenceBarrier
 
 from adk_canaries import scenarios
 from dex_agents_google_adk import (
@@ -43,6 +44,7 @@ from dex_agents_google_adk._adk_workarounds import (
     parallel_pauses,
     plain_history,
     replayed_calls,
+    replayed_nodes,
     task_delegations,
     unheard_telemetry,
 )
@@ -84,6 +86,16 @@ def unguarded(module: Any) -> Off:
 
 def replaced(owner: Any, name: str, by: Callable[..., Any] = lambda *_: None) -> Off:
     return lambda monkeypatch: monkeypatch.setattr(owner, name, by)
+
+
+def _impatient(off: Off) -> Off:
+    """The same, but ADK waits for nodes that it replays only a moment instead of 15 seconds."""
+
+    def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ReplaySequenceBarrier.__init__, "__defaults__", (0.5,))
+        off(monkeypatch)
+
+    return impatient
 
 
 def tree(name: str) -> Scenario:
@@ -184,6 +196,11 @@ DEFECTS = {
         unguarded(replayed_calls),
         tree("a task that finishes beside a tool"),
         "model call 1 of k is not scripted",
+    ),
+    "replayed_nodes": Defect(
+        _impatient(unguarded(replayed_nodes)),
+        tree("a limit of one node at a time"),
+        "Replay divergence",
     ),
     "single_turn_input": Defect(
         replaced(agent_callbacks, "put_back_input"),

@@ -21,7 +21,7 @@ from google.adk.telemetry import tracing
 from google.adk.tools.mcp_tool.mcp_session_manager import MCPSessionManager
 from google.adk.tools.mcp_tool.mcp_tool import McpTool
 from google.adk.utils import _sync_runner
-from google.adk.workflow import _llm_agent_wrapper
+from google.adk.workflow import Workflow, _llm_agent_wrapper
 from google.adk.workflow._dynamic_node_scheduler import DynamicNodeScheduler
 from google.adk.workflow._node_runner import NodeRunner
 from google.adk.workflow.utils import _rehydration_utils, _replay_interceptor
@@ -46,6 +46,7 @@ from dex_agents_google_adk._adk_workarounds import (
     parallel_pauses,
     plain_history,
     replayed_calls,
+    replayed_nodes,
     task_delegations,
     tool_threads,
     unheard_telemetry,
@@ -70,6 +71,7 @@ PATCHED: list[tuple[Any, Any, str, str]] = [
     (replayed_calls, BaseLlmFlow, "_replay_function_calls", "finished beside"),
     (nested_pauses, Context, "_run_node_internal", "below another one"),
     (nested_pauses, NodeRunner, "_run_node_loop", "below another one"),
+    (replayed_nodes, Workflow, "_at_concurrency_limit", "max_concurrency"),
     (node_retries, NodeRunner, "_create_child_context", "more often than"),
     (node_retries, NodeRunner, "_attempt_retry", "more often than"),
     (node_retries, NodeRunner, "_snapshot_dynamic_children", "more often than"),

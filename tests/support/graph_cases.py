@@ -223,4 +223,20 @@ GRAPHS: dict[str, Case] = {
             ],
         },
     ),
+    "a limit of one node at a time": Case(
+        lambda w: Workflow(
+            name="wf",
+            max_concurrency=1,
+            edges=[
+                (
+                    "START",
+                    (llm(w, "inner", "t0"), llm(w, "beside", "t1")),
+                    JoinNode(name="join"),
+                    llm(w, "after", "t2"),
+                )
+            ],
+        ),
+        {**_HANDED_OVER, "inner": [[call("t0", x="1")], [call("t0", x="2")], text("inner done")]},
+        any_order=True,
+    ),
 }

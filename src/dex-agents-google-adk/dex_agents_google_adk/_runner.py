@@ -51,6 +51,7 @@ from dex_agents_google_adk._adk_workarounds import (
     plain_history,
     remote_a2a_import,
     replayed_calls,
+    replayed_nodes,
     task_delegations,
     unheard_telemetry,
 )
@@ -180,6 +181,7 @@ class AdkAgentRunner:
         node_retries.apply()
         parallel_pauses.apply()
         replayed_calls.apply()
+        replayed_nodes.apply()
         model_lookup.apply()
         unheard_telemetry.apply()
         silence_reported_errors()

@@ -14,6 +14,7 @@ from google.adk.workflow._node_runner import NodeRunner
 
 from dex_agents._errors import AgentError
 from dex_agents_google_adk._adk_workarounds._patch import Patch, install
+from dex_agents_google_adk._adk_workarounds.single_turn_input import is_failure
 from dex_agents_google_adk._attempt import current_attempt
 from dex_agents_google_adk._run_state import NodeRetry
 
@@ -29,11 +30,21 @@ def _creating(create: Any) -> Any:
             if not hasattr(self, _FAILED):
                 kept = attempt.node_retries.get(ctx.node_path)
                 setattr(self, _FAILED, kept.failed if kept is not None else 0)
+                if (author := _last_author(ctx)) is not None:
+                    ctx.event_author = author
             ctx._attempt_count = attempt_count + getattr(self, _FAILED)
         setattr(self, _BRANCH, ctx._invocation_context.branch)
         return ctx
 
     return creating
+
+
+def _last_author(ctx: Any) -> str | None:
+    """Whose event the newest of a run that goes on is: ADK gives an error the author before it."""
+    for event in reversed(ctx.session.events):
+        if event.invocation_id == ctx.invocation_id and event.node_info.path == ctx.node_path:
+            return None if is_failure(event) else str(event.author)
+    return None
 
 
 def _retrying(retry: Any) -> Any:

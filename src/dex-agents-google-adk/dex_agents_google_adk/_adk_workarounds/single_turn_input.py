@@ -30,7 +30,7 @@ def put_back_input(agent: BaseAgent, context: AttemptInvocationContext) -> None:
         and _run_of(event) == run
     ]
     # A run that is tried again begins anew, behind what the failed one has left.
-    failed = max((index for index in own if _is_failure(events[index])), default=-1)
+    failed = max((index for index in own if is_failure(events[index])), default=-1)
     first = next((index for index in own if index > failed), None)
     place = next(
         (
@@ -52,7 +52,8 @@ def put_back_input(agent: BaseAgent, context: AttemptInvocationContext) -> None:
             events.insert(first, event)
 
 
-def _is_failure(event: Event) -> bool:
+def is_failure(event: Event) -> bool:
+    """Whether ADK noted that the run of a node failed."""
     return event.error_code is not None and event.content is None
 
 
