@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.apps.app import App
+from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 
 from dex_agents import AgentTurnError, DeferredToolExecution, ModelCallError, ToolEffect
@@ -52,6 +54,22 @@ async def test_a_model_cannot_call_framework_names(name: str) -> None:
     answers = [part["function_response"] for part in world.requests[1]["contents"][-1]["parts"]]
     assert answers[0]["response"] == {"result": "paid"}
     assert "no tool with that name" in answers[1]["response"]["error"]
+
+
+async def test_a_call_that_a_callback_puts_in_twice_is_two_calls() -> None:
+    async def double(callback_context: CallbackContext, llm_response: LlmResponse) -> None:
+        content = llm_response.content
+        if content is not None and content.parts and content.parts[0].function_call:
+            content.parts = content.parts * 2  # the very same object
+
+    world = World([[call("pay")], text("done")])
+    driver = Driver(runner_of(world, write(world), after_model_callback=double), world)
+    assert (await driver.turn("go")).final_text == "done"
+    first, second = driver.requested
+    assert second.call_id == f"{first.call_id}-2"
+    assert world.executed == [("pay", {})] * 2
+    answers = [part["function_response"] for part in world.requests[1]["contents"][-1]["parts"]]
+    assert [answer["response"] for answer in answers] == [{"result": "paid"}] * 2
 
 
 @pytest.mark.parametrize("where", ["after_tool_callback", "before_tool_callback"])

@@ -8,7 +8,7 @@ show them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from google.adk.agents.base_agent import BaseAgent
@@ -67,6 +67,8 @@ def _make_call_ids_unique(event: Event) -> None:
     ADK keys confirmations and results by id, so two calls with one id could not be told apart.
     Later responses may use the id again; ADK pairs results with the newest call, and so do we.
     """
+    if event.content is not None and event.content.parts:
+        event.content.parts = _without_shared_calls(event.content.parts)
     seen: set[str] = set()
     for call in event.get_function_calls():
         call.id = to_json(call.id)  # what storage would change would not be found again
@@ -77,6 +79,19 @@ def _make_call_ids_unique(event: Event) -> None:
             call.id = f"{call.id}-{number}"
         if call.id:
             seen.add(call.id)
+
+
+def _without_shared_calls(parts: Sequence[types.Part]) -> list[types.Part]:
+    """The same, with a copy where a callback or model put in one object twice: it has one id only."""
+    seen: set[int] = set()
+    own: list[types.Part] = []
+    for part in parts:
+        call = part.function_call
+        if call is not None and id(call) in seen:
+            part = part.model_copy(update={"function_call": call.model_copy(deep=True)})
+        seen.add(id(call))
+        own.append(part)
+    return own
 
 
 def _refuse_framework_names(response: LlmResponse, tools: Mapping[str, BaseTool]) -> None:
