@@ -63,7 +63,7 @@ def execution(name: str, **fields: Any) -> DeferredToolExecution:
         call_id="c1",
         tool_name=name,
         arguments={},
-        effect=ToolEffect.READ,
+        effect=ToolEffect.UNCLASSIFIED,
         agent_name="root",
         step_execution_id="CallTool-1",
         attempt=1,
