@@ -22,12 +22,12 @@ def scripts(start: int, count: int) -> list[str]:
 
 
 async def test_hand_written_and_random_ones(tmp_path: Path) -> None:
-    ids = chosen() or [*_CASES, *scripts(0, 60)]
+    ids = chosen() or [*_CASES, *scripts(0, 100)]
     await check_undisturbed(tmp_path, ids, len(ids))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("start", range(60, 2_060, 200))
+@pytest.mark.parametrize("start", range(100, 2_100, 200))
 async def test_many_random_ones(tmp_path: Path, start: int) -> None:
     await check_undisturbed(tmp_path, chosen() or scripts(start, 200), 200)
 
