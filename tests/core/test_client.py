@@ -164,6 +164,21 @@ async def test_events_go_on_behind_a_token(stages: Stages) -> None:
             await anext(stage.sessions.read_events("s", resume_token="bogus"))
 
 
+async def test_events_end_with_their_session(stages: Stages) -> None:
+    """Not with the long poll, which takes 50 s; what was told before can still be read."""
+    async with stages.play(["one"]) as stage:
+        await stage.sessions.start_session("s", "hi")
+        events = stage.sessions.read_events("s")
+        while (batch := await anext(events)).events[-1].type != "turn_completed":
+            pass
+        rest = asyncio.create_task(anext(events, None))
+        await stage.sessions.close_session("s")
+        async with asyncio.timeout(30):
+            assert await rest is None
+            told = [batch async for batch in stage.sessions.read_events("s")]
+        assert told[-1] == batch
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from dex import (
     DexServiceError,
     FlowStatus,
     LongPollTimeoutError,
+    StreamMessage,
 )
 
 from dex_agents._errors import InvalidInputError, SessionUnavailableError
@@ -28,6 +30,7 @@ from dex_agents._session.views import (
 )
 
 _EVENT_POLL = timedelta(seconds=50)
+_SHORTEST_POLL = timedelta(seconds=1)
 _IDLE_REASON = "no message of the user came within its idle lifetime"
 
 
@@ -94,30 +97,78 @@ async def events(
     """Live events behind a token until the session is closed."""
     await connection.is_open(session_id)
     token = resume_token
-    while True:
+    # The engine does not end a read when the Flow ends, as others may still write its Stream.
+    closed = asyncio.create_task(_until_closed(connection, session_id))
+    try:
+        while True:
+            try:
+                message = await _next_message(connection, session_id, token, closed)
+            except LongPollTimeoutError:
+                if not await connection.is_open(session_id):
+                    return
+                if closed.done():  # it could not be asked
+                    closed = asyncio.create_task(_until_closed(connection, session_id))
+                continue
+            token = message.resume_token
+            batch = tuple(event_from_json(item) for item in json.loads(message.value))
+            yield AgentEventBatch(batch, token)
+    finally:
+        closed.cancel()
+
+
+async def _until_closed(connection: SessionConnection, session_id: str) -> None:
+    """Returns when the session has ended, or cannot be asked; reading on shows which."""
+    with contextlib.suppress(DexServiceError):
+        while True:
+            try:
+                await connection.client.wait_for_flow(session_id, _EVENT_POLL)
+            except LongPollTimeoutError:
+                continue
+            return
+
+
+async def _next_message(
+    connection: SessionConnection, session_id: str, token: str, closed: asyncio.Task[None]
+) -> StreamMessage[str]:
+    """The first message behind a token. What a closed session has left comes without a wait.
+
+    Raises:
+        LongPollTimeoutError: There is none yet.
+        SessionNotFoundError, InvalidInputError, SessionUnavailableError: As they say.
+    """
+    if not closed.done():
+        read = asyncio.create_task(_read(connection, session_id, token, _EVENT_POLL))
         try:
-            async with asyncio.timeout(_EVENT_POLL.total_seconds() + ANSWER_S):
-                message = await connection.client.read_stream(
-                    session_id, connection.flow.event_stream, token, _EVENT_POLL
-                )
-        except TimeoutError:
-            raise _broken_off(session_id, "the engine does not answer") from None
-        except LongPollTimeoutError:
-            if not await connection.is_open(session_id):
-                return
-            continue
-        except DexServiceError as error:
-            if error.code is grpc.StatusCode.NOT_FOUND:
-                raise not_found(session_id) from None
-            if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
-                raise _broken_off(session_id, error.detail) from error
-            raise InvalidInputError(
-                f"resume_token {token!r} belongs to no events of session {session_id!r}; "
-                'use "" for all that are kept'
-            ) from None
-        token = message.resume_token
-        batch = tuple(event_from_json(item) for item in json.loads(message.value))
-        yield AgentEventBatch(batch, token)
+            await asyncio.wait({read, closed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not read.done():
+                read.cancel()
+        if read.done():
+            return await read
+    return await _read(connection, session_id, token, _SHORTEST_POLL)
+
+
+async def _read(
+    connection: SessionConnection, session_id: str, token: str, wait: timedelta
+) -> StreamMessage[str]:
+    try:
+        async with asyncio.timeout(wait.total_seconds() + ANSWER_S):
+            return await connection.client.read_stream(
+                session_id, connection.flow.event_stream, token, wait
+            )
+    except TimeoutError:
+        raise _broken_off(session_id, "the engine does not answer") from None
+    except LongPollTimeoutError:
+        raise
+    except DexServiceError as error:
+        if error.code is grpc.StatusCode.NOT_FOUND:
+            raise not_found(session_id) from None
+        if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
+            raise _broken_off(session_id, error.detail) from error
+        raise InvalidInputError(
+            f"resume_token {token!r} belongs to no events of session {session_id!r}; "
+            'use "" for all that are kept'
+        ) from None
 
 
 def _broken_off(session_id: str, why: str) -> SessionUnavailableError:
