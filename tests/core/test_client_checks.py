@@ -35,6 +35,7 @@ SESSION_ID: dict[str, Command] = {
     "close_session": lambda c, v: c.close_session(v),
     "resolve_interrupt": lambda c, v: c.resolve_interrupt(v, "i", approved=True),
     "answer_question": lambda c, v: c.answer_question(v, "i", 1),
+    "provide_credential": lambda c, v: c.provide_credential(v, "i", "x"),
     "list_messages": lambda c, v: c.list_messages(v),
     "rewind": lambda c, v: c.rewind(v, "t2"),
     "fork_session": lambda c, v: c.fork_session(v, "f"),
@@ -58,10 +59,12 @@ MESSAGE_ID: dict[str, Command] = {
 ANSWER_ID: dict[str, Command] = {
     "resolve_interrupt": lambda c, v: c.resolve_interrupt("s", "i", approved=True, answer_id=v),
     "answer_question": lambda c, v: c.answer_question("s", "i", 1, answer_id=v),
+    "provide_credential": lambda c, v: c.provide_credential("s", "i", "x", answer_id=v),
 }
 INTERRUPT_ID: dict[str, Command] = {
     "resolve_interrupt": lambda c, v: c.resolve_interrupt("s", v, approved=True),
     "answer_question": lambda c, v: c.answer_question("s", v, 1),
+    "provide_credential": lambda c, v: c.provide_credential("s", v, "x"),
 }
 WAITS: dict[str, Command] = {
     "wait_for_turn": lambda c, v: c.wait_for_turn("s", v, timeout_s=1),
@@ -73,6 +76,23 @@ TIMEOUTS: dict[str, Command] = {
 }
 TURN_ID: dict[str, Command] = {"cancel_turn": lambda c, v: c.cancel_turn("s", turn_id=v)}
 TARGET: dict[str, Command] = {"rewind": lambda c, v: c.rewind("s", v)}
+NEW_ID: dict[str, Command] = {"fork_session": lambda c, v: c.fork_session("s", v)}
+SEEN: dict[str, Command] = {"rewind": lambda c, v: c.rewind("s", "t2", expected_last_turn_id=v)}
+FORK_BEFORE: dict[str, Command] = {
+    "fork_session": lambda c, v: c.fork_session("s", "f", before_turn_id=v)
+}
+FORK_AFTER: dict[str, Command] = {
+    "fork_session": lambda c, v: c.fork_session("s", "f", after_turn_id=v)
+}
+BOTH: dict[str, Command] = {
+    "fork_session": lambda c, v: c.fork_session("s", "f", before_turn_id=v, after_turn_id=v)
+}
+REFERENCE: dict[str, Command] = {
+    "provide_credential": lambda c, v: c.provide_credential("s", "i", v)
+}
+CALLBACK: dict[str, Command] = {
+    "provide_credential": lambda c, v: c.provide_credential("s", "i", "x", state=v)
+}
 REQUEST_ID: dict[str, Command] = {"rewind": lambda c, v: c.rewind("s", "t2", request_id=v)}
 REMOVED: dict[str, Command] = {
     "list_messages": lambda c, v: c.list_messages("s", include_removed=v)
@@ -103,6 +123,11 @@ LOOK = "get_agent_snapshot looks without waiting"
 SECONDS = "timeout_s must be a number of seconds above 0 and at most 31622400"
 ALWAYS = "letters, digits, '-', '_' and '.' are always taken"
 JSON_TYPES = "use str, int, float, bool, None, list and dict"
+NO_REFERENCE = (
+    "reference must be a name of 1 to 256 letters, digits and . _ : / @ + -; keep the secret, or the "
+    "URL of an authorization's callback, under such a name where the credential resolver finds it, and "
+    "give the name"
+)
 TOO_DEEP = "it is nested deeper than 64; make it flatter"
 SURROGATE = "is no valid Unicode text: character 1 is a lone surrogate; leave it out"
 
@@ -184,6 +209,31 @@ CASES: list[tuple[dict[str, Command], Any, str]] = [
     (TARGET, 2, "before_turn_id must be a str, got int"),
     (TARGET, " ", "before_turn_id must not be blank"),
     (TARGET, LONE, f"before_turn_id {SURROGATE}"),
+    *(
+        (commands, value, f"{name} {text}")
+        for name, commands in (
+            ("expected_last_turn_id", SEEN),
+            ("before_turn_id", FORK_BEFORE),
+            ("after_turn_id", FORK_AFTER),
+        )
+        for value, text in (
+            (2, "must be a str, got int"),
+            (" ", "must not be blank"),
+            (LONE, SURROGATE),
+            ("t" * 1001, f"has 1001 bytes, at most 1000 are taken; {SHORTEN}"),
+        )
+    ),
+    (BOTH, "t2", "before_turn_id and after_turn_id exclude each other; leave one of them out"),
+    (NEW_ID, 7, "new_session_id must be a str, got int"),
+    (NEW_ID, "../s", f"new_session_id '../s' must not contain '/'; {ALWAYS}"),
+    (
+        NEW_ID,
+        "x" * 201,
+        "new_session_id has 201 characters, at most 200 are taken; choose a shorter one",
+    ),
+    *((REFERENCE, value, NO_REFERENCE) for value in (7, "", "a b", "a\0", LONE, "x" * 257, "s=1")),
+    (CALLBACK, 7, "state must be a str, got int"),
+    (CALLBACK, LONE, f"state {SURROGATE}"),
     (REQUEST_ID, 7, "request_id must be a str, got int"),
     (REQUEST_ID, LONE, f"request_id {SURROGATE}"),
     (INTERRUPT_ID, None, f"interrupt_id must be a str, got NoneType; {PENDING}"),

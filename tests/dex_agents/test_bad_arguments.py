@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.agents import LlmAgent
 
 from core.scripted_runner import ScriptedRunner
 from dex_agents import (
     AgentMessage,
     AgentSessionClient,
     AgentSessionFlow,
+    CompactionPolicy,
     LocalDirectoryMediaStore,
     MessageRole,
     RequestedToolCall,
     TokenUsage,
+    ToolCallStepOptions,
     ToolEffect,
     agent_worker_options,
     run_agent_workers,
@@ -62,13 +65,18 @@ from dex_agents.ui_stream import (
     open_ui_stream,
 )
 from dex_agents.ui_stream.ag_ui import answer_resume
-from dex_agents_google_adk import AdkSessionRunner, idempotency_key_for_tool_call
+from dex_agents_google_adk import (
+    AdkAgentRunner,
+    AdkSessionRunner,
+    idempotency_key_for_tool_call,
+)
 
 ADDRESS = "server_address must be host:port without a scheme, such as 127.0.0.1:8801, got "
 NOWHERE = "127.0.0.1:1"
 NAME = "must be a printable text that is not blank, got "
 HISTORY = "history must be a SessionHistory, got str; it comes from read_session_history()"
 NO: Any = None
+AGENT = LlmAgent(name="a", model="m")
 
 
 def workers(**arguments: Any) -> Any:
@@ -109,11 +117,22 @@ def addresses(function: Callable[[Any], Any]) -> list[tuple[Callable[[], Any], t
     ]
 
 
-def names(function: Callable[[Any], Any], what: str) -> list[tuple[Callable[[], Any], type, str]]:
+def names(
+    function: Callable[[Any], Any], what: str, most: int | None = 4096
+) -> list[tuple[Callable[[], Any], type, str]]:
     """A name that is none."""
+    long = [] if most is None else [most + 1]
     texts = ("", " ", "a\0b", "a\ud800", "\n" * 5000)
     return [
         *((lambda t=t: function(t), ValueError, f"{what} {NAME}{t[:80]!r}") for t in texts),
+        *(
+            (
+                lambda n=n: function("\u5de5" * n),
+                ValueError,
+                f"{what} must have at most {most} characters, got {n}",
+            )
+            for n in long
+        ),
         (lambda: function(None), TypeError, f"{what} must be a str, got NoneType"),
         (lambda: function(b"x"), TypeError, f"{what} must be a str, got bytes"),
     ]
@@ -126,7 +145,7 @@ def flow_types(
     hint = "flow_type must have at most 200 characters and none of / $ and :, got "
     texts = ("a/b", "a$b", "a:b", "x" * 201, "\u5de5" * 10_000)
     return [
-        *names(function, "flow_type"),
+        *names(function, "flow_type", None),
         *((lambda t=t: function(t), ValueError, f"{hint}{len(t)}: {t[:80]!r}") for t in texts),
     ]
 
@@ -136,6 +155,16 @@ def paths(function: Callable[[Any], Any], what: str) -> list[tuple[Callable[[], 
     hint = f"{what} must be a path"
     return [
         *((lambda t=t: function(t), ValueError, f"{hint}, got {t!r}") for t in ("", " ", "a\0b")),
+        (
+            lambda: function("a\ud800"),
+            ValueError,
+            f"{hint} without lone surrogates, got 'a\\ud800'",
+        ),
+        (
+            lambda: function("../" * 2000),
+            ValueError,
+            f"{hint} of at most 4096 characters, got 6000",
+        ),
         (lambda: function(7), TypeError, f"{hint} (str or os.PathLike), got int"),
         (lambda: function(b"x"), TypeError, f"{hint} (str or os.PathLike), got bytes"),
     ]
@@ -152,8 +181,34 @@ def counts(
             for n in small
         ),
         *(
+            (
+                lambda n=n: function(n),
+                ValueError,
+                f"{what} must be at most 2147483647, got {shown}",
+            )
+            for n, shown in ((2**31, str(2**31)), (10**5000, "an int of 16610 bits"))
+        ),
+        *(
             (lambda v=v: function(v), TypeError, f"{what} must be an int, got {v!r}")
             for v in (True, 1.5, "2", None)
+        ),
+    ]
+
+
+def tokens(function: Callable[[Any], Any]) -> list[tuple[Callable[[], Any], type, str]]:
+    """A token that no engine can have; it is not shown."""
+    hint = (
+        "token must be printable ASCII characters without blanks, as the engine's token file has it"
+    )
+    return [
+        *(
+            (lambda t=t: function(t), ValueError, hint)
+            for t in (" ", "a b", "a\nb", "a\0b", "\xe4", "a\ud800")
+        ),
+        (
+            lambda: function(b"x"),
+            TypeError,
+            "token must be a str, got bytes; leave it out for an engine that asks for none",
         ),
     ]
 
@@ -174,6 +229,15 @@ def texts(function: Callable[[Any], Any], what: str) -> list[tuple[Callable[[], 
         (lambda: function("ab"), TypeError, f"{what} must be a list of texts, got str"),
         (lambda: function(None), TypeError, f"{what} must be a list of texts, got None"),
         (lambda: function(["a", b"b"]), TypeError, f"{what} must hold texts, got bytes"),
+        (lambda: function({"a": 1}), TypeError, f"{what} must be a list of texts, got dict"),
+        *(
+            (
+                lambda t=t: function(["a", t]),
+                ValueError,
+                f"{what} must hold texts without NUL or lone surrogates, got {t!r}",
+            )
+            for t in ("a\0b", "a\ud800")
+        ),
     ]
 
 
@@ -206,14 +270,18 @@ CASES: list[tuple[Callable[[], Any], type, str]] = [
     *counts(lambda v: options(max_concurrent_tasks=v), "max_concurrent_tasks", 2),
     *counts(lambda v: options(idle_streams_per_queue=v), "idle_streams_per_queue", 1),
     *counts(lambda v: workers(processes=v), "processes", 1),
+    *counts(lambda v: CompactionPolicy(10_000, kept_turns=v), "CompactionPolicy.kept_turns", 0),
+    *tokens(lambda v: read_session_history(NOWHERE, "s", token=v)),
     *names(lambda v: read_step_history(NOWHERE, v), "session_id"),
+    *names(lambda v: AdkAgentRunner(AGENT, user_id=v), "user_id"),
+    *names(lambda v: AdkAgentRunner(AGENT, summary_model=v), "summary_model")[:-2],
     *names(lambda v: read_session_history(NOWHERE, v), "session_id"),
     *names(lambda v: worker(flow=v), "flow"),
     *names(lambda v: failpoint_env([v], "/tmp"), "a failpoint"),
     *names(lambda v: is_failpoint_reached(v, "/tmp"), "name"),
     *names(lambda v: ConnectionReference(v, "x"), "connector_id"),
     *names(lambda v: ConnectionReference("x", v), "name"),
-    *names(lambda v: ConnectorToolSource([], source_name=v), "source_name"),
+    *names(lambda v: ConnectorToolSource([], source_name=v), "source_name", 200),
     *paths(lambda v: workers(cache_dir=v), "cache_dir"),
     *paths(lambda v: Ledger(v), "path"),
     *paths(lambda v: failpoint_env(["a"], v), "marker_dir"),
@@ -226,7 +294,71 @@ CASES: list[tuple[Callable[[], Any], type, str]] = [
     *names(S3MediaStore, "bucket"),
     *names(lambda v: S3MediaStore("b", v), "prefix")[1:],
     *names(lambda v: StdioServer(v), "StdioServer.command"),
-    *names(lambda v: McpToolSource(v, StdioServer("true")), "name"),
+    *names(lambda v: McpToolSource(v, StdioServer("true")), "name", 200),
+    *(
+        (
+            lambda t=t: McpToolSource("n", StdioServer("true"), tool_name_prefix=t),
+            ValueError,
+            "tool_name_prefix must be at most 64 letters, digits, _ and -, as models take them in "
+            f"names of tools, got {shown}",
+        )
+        for t, shown in (
+            (" ", "' '"),
+            ("a b", "'a b'"),
+            ("\xe4", "'ä'"),
+            ("a\ud800", "'a\\ud800'"),
+            ("x" * 65, f"'{'x' * 56}..."),
+        )
+    ),
+    *(
+        (
+            lambda n=n: ToolCallStepOptions(maximum_attempts=n),
+            ValueError,
+            f"ToolCallStepOptions.maximum_attempts must be an int from 1 on, got {n}",
+        )
+        for n in (0, 2**31)
+    ),
+    (
+        lambda: AgentSessionFlow(
+            ScriptedRunner([]), flow_type="F", event_stream_capacity_bytes=10**30
+        ),
+        ValueError,
+        f"event_stream_capacity_bytes must be at most {1 << 40}, got {10**30}",
+    ),
+    *(
+        (
+            lambda t=t: HttpServer("http://h/", headers={"Authorization": t}),
+            ValueError,
+            f"HttpServer.headers must {text}; look at that of 'Authorization'",
+        )
+        for t, text in (
+            ("a\0", "map texts to texts without NUL or lone surrogates"),
+            ("a\ud800", "map texts to texts without NUL or lone surrogates"),
+        )
+    ),
+    (
+        lambda: HttpServer("http://h/", headers={"Authorization": "secret\r\nX: y"}),
+        ValueError,
+        "HttpServer.headers must be of one line of printable text each; look at 'Authorization'",
+    ),
+    (
+        lambda: StdioServer("true", env={"KEY": "a\0secret"}),
+        ValueError,
+        "StdioServer.env must map texts to texts without NUL or lone surrogates; look at that of 'KEY'",
+    ),
+    *(
+        (
+            lambda t=t: connector_call_id("f", t, "c", "o"),
+            ValueError,
+            f"step_execution_id must be a text without NUL or lone surrogates, got {t!r}",
+        )
+        for t in ("a\0", "a\ud800")
+    ),
+    *(
+        (lambda t=t, make=make: make(t), ValueError, f"{what} must be like 't12', got {t!r}")
+        for what, make in (("turn_id", TurnFold), ("Position.turn_id", Position))
+        for t in ("", "t0", "t1/2", "../t1", "a\ud800")
+    ),
     *paths(lambda v: StdioServer("true", cwd=v), "StdioServer.cwd"),
     *paths(lambda v: worker(python_path=[v]), "a folder of python_path"),
     *texts(lambda v: StdioServer("true", v), "StdioServer.args"),

@@ -35,7 +35,16 @@ from dex_agents_google_adk import adk_agent_session_flow
 from support.ledger_connector import Books, operations
 
 PACKAGES = (dex_agents, dex_agents_google_adk, dex_lite)
-WRONG: Any = object()
+
+
+class Wrong:
+    """Of no type that anything takes; no error may show all of it."""
+
+    def __repr__(self) -> str:
+        return "wrong " * 100_000
+
+
+WRONG: Any = Wrong()
 NOWHERE = "127.0.0.1:1"
 
 
@@ -156,8 +165,10 @@ TAKES_ANYTHING = {
     *(("ToolCallsRequested", name) for name in ("run_state", "tool_context")),
     *(("Approve", "payload"), ("RequestedToolCall", "framework_data"), ("SourceToolCall", "data")),
     *(("ConnectorResult", name) for name in ("value", "images")),
+    ("TurnCompleted", "output"),
     # A wrong form must not hide that the tool ran: see test_an_ill_formed_result_is_still_one.
     *(("ToolExecutionResult", n) for n in ("output", "framework_data", "images", "interrupt")),
+    ("ToolExecutionResult", "not_stored"),
 }
 WITH_METHODS = ("AgentSessionClient",)
 STARTED_BY = {"WorkerProcess": "start"}
@@ -252,6 +263,7 @@ async def test_an_argument_of_a_wrong_type_is_refused_by_name(
         await _used(name, thing, given)
     # The text names the argument and says what it must be, which Python's own errors do not.
     assert re.search(rf"\b{wrong}\b.* must ", str(refused.value)), refused.value
+    assert len(str(refused.value)) < 1_000
     assert {p for p in tmp_path.iterdir() if p.name != "cache"} <= before
 
 

@@ -17,7 +17,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.sessions.state import State
 from google.adk.workflow import BaseNode
 
-from dex_agents._arguments import check_instance, check_texts
+from dex_agents._arguments import check_instance, check_name, check_texts, shown
 from dex_agents._contract import (
     AgentMessage,
     CompactionRequest,
@@ -154,13 +154,14 @@ class AdkAgentRunner:
         )
         policies = _validation.checked_policies(tree, tool_policies, catalog.declared_names)
         effect = _validation.checked_effect(default_tool_effect)
-        if not isinstance(user_id, str) or not user_id:
-            raise ValueError(f"user_id must be a text that is not empty, got {user_id!r}")
+        check_name("user_id", user_id)
         if not isinstance(tools_in_threads, bool):
-            raise TypeError(f"tools_in_threads must be True or False, got {tools_in_threads!r}")
+            raise TypeError(
+                f"tools_in_threads must be True or False, got {shown(tools_in_threads)}"
+            )
         check_texts("loop_bound_tools", loop_bound_tools)
         if isinstance(tool_threads, bool) or not isinstance(tool_threads, int) or tool_threads < 1:
-            raise ValueError(f"tool_threads must be a positive integer, got {tool_threads!r}")
+            raise ValueError(f"tool_threads must be a positive integer, got {shown(tool_threads)}")
         _validation.check_names(tree, loop_bound_tools, "loop_bound_tools", catalog.declared_names)
         check_tool_nodes(tree, policies)
         make_resumable(tree)
@@ -211,8 +212,10 @@ class AdkAgentRunner:
         )
         if summary_model is not None and not isinstance(summary_model, (str, BaseLlm)):
             raise TypeError(
-                f"summary_model must be a model name or a BaseLlm, got {summary_model!r}"
+                f"summary_model must be a model name or a BaseLlm, got {shown(summary_model)}"
             )
+        if isinstance(summary_model, str):
+            check_name("summary_model", summary_model)
         self._writer = HistoryWriter(tree, summary_model)
         self._setup.sources.add_to(tree)  # nothing is refused from here on
         if media_store is not None:

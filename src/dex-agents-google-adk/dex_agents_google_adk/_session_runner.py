@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dex_agents._arguments import shown
 from dex_agents._contract import AgentMessage
 from dex_agents._errors import InvalidInputError, TurnTargetError
 from dex_agents_google_adk._runner import AdkAgentRunner
@@ -94,7 +95,7 @@ class AdkSessionRunner:
         """
         if user_id != self._user_id:
             raise InvalidInputError(
-                f"user_id must be {self._user_id!r}, the user of this Flow's sessions, got {user_id!r}"
+                f"user_id must be {self._user_id!r}, the user of this Flow's sessions, got {shown(user_id)}"
             )
         invocation_id: object = rewind_before_invocation_id
         if not isinstance(invocation_id, str) or not invocation_id.strip():

@@ -15,6 +15,7 @@ from google.adk.auth.credential_service.session_state_credential_service import 
 from google.adk.tools.base_toolset import BaseToolset
 from google.adk.workflow._base_node import BaseNode
 
+from dex_agents._arguments import shown
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk._effects import is_control_tool
 from dex_agents_google_adk._events_compaction import check_events_compaction
@@ -116,13 +117,13 @@ def checked_policies(
     if policies is None:
         return {}
     if not isinstance(policies, Mapping):
-        raise TypeError(f"tool_policies must map tool names to ToolPolicy, got {policies!r}")
+        raise TypeError(f"tool_policies must map tool names to ToolPolicy, got {shown(policies)}")
     for name, policy in policies.items():
         if not isinstance(name, str):
             raise TypeError(f"tool_policies must map tool names (str), got the key {name!r}")
         if not isinstance(policy, ToolPolicy):
             raise TypeError(
-                f"tool_policies[{name!r}] must be a ToolPolicy, got {policy!r}; write for example "
+                f"tool_policies[{name!r}] must be a ToolPolicy, got {shown(policy)}; write for example "
                 "ToolPolicy(ToolEffect.READ)"
             )
     check_names(tree, policies, "tool_policies", source_names)
@@ -143,7 +144,7 @@ def checked_effect(effect: ToolEffect) -> ToolEffect:
         TypeError: It is no ToolEffect.
     """
     if not isinstance(effect, ToolEffect):
-        raise TypeError(f"default_tool_effect must be a ToolEffect, got {effect!r}")
+        raise TypeError(f"default_tool_effect must be a ToolEffect, got {shown(effect)}")
     return effect
 
 

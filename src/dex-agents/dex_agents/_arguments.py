@@ -7,6 +7,10 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+_LONGEST = 60
+_MOST = 2**31 - 1
+"""Counts go to engines as 32 bits."""
+_NAME_CHARACTERS = 4096
 _NONE = type(None)
 _FLOW_TYPE_CHARACTERS = 200
 _FORBIDDEN_IN_NAMES = "/$:"
@@ -17,24 +21,37 @@ def check_server_address(address: object, name: str = "server_address") -> None:
     """An engine's address is ``host:port``; raises TypeError, ValueError."""
     hint = "must be host:port without a scheme, such as 127.0.0.1:8801"
     if not isinstance(address, str):
-        raise TypeError(f"{name} {hint}, got {address!r}")
+        raise TypeError(f"{name} {hint}, got {shown(address)}")
     host, _, port = address.rpartition(":")
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536
     if not host.strip() or not is_port or "/" in address or not address.isprintable():
         raise ValueError(f"{name} {hint}, got {address[:80]!r}")
 
 
-def check_name(name: str, value: object) -> None:
-    """A name is a printable text that is not blank; raises TypeError, ValueError."""
+def shown(value: object) -> str:
+    """What was given, for an error: never longer than a line, whatever its ``repr`` does."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**40:
+        return f"an int of {value.bit_length()} bits"  # Python refuses to write very long ones
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def check_name(name: str, value: object, most: int = _NAME_CHARACTERS) -> None:
+    """A name is a printable text of so many characters, not blank; raises TypeError, ValueError."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, got {type(value).__name__}")
     if not value.strip() or not value.isprintable():
         raise ValueError(f"{name} must be a printable text that is not blank, got {value[:80]!r}")
+    if len(value) > most:
+        raise ValueError(f"{name} must have at most {most} characters, got {len(value)}")
 
 
 def check_flow_type(value: object) -> None:
     """The name of a Flow of sessions; raises TypeError, ValueError."""
-    check_name("flow_type", value)
+    check_name("flow_type", value, most=_MOST)
     assert isinstance(value, str)
     if len(value) > _FLOW_TYPE_CHARACTERS or any(c in _FORBIDDEN_IN_NAMES for c in value):
         raise ValueError(
@@ -44,11 +61,13 @@ def check_flow_type(value: object) -> None:
 
 
 def check_count(name: str, value: object, least: int) -> None:
-    """A count is an int from ``least`` on; raises TypeError, ValueError."""
+    """A count is an int from ``least`` to 2**31 - 1; raises TypeError, ValueError."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
+        raise TypeError(f"{name} must be an int, got {shown(value)}")
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+        raise ValueError(f"{name} must be at least {least}, got {shown(value)}")
+    if value > _MOST:
+        raise ValueError(f"{name} must be at most {_MOST}, got {shown(value)}")
 
 
 def check_instance(name: str, value: object, kind: type, hint: str = "") -> None:
@@ -118,29 +137,67 @@ def check_list(name: str, value: object, kind: type, hint: str) -> None:
 
 
 def check_texts(name: str, value: object) -> None:
-    """A list of texts; raises TypeError. A lone text would be taken letter by letter."""
-    if isinstance(value, str | bytes) or not isinstance(value, Collection):
+    """A list of texts; raises TypeError, ValueError. A lone text would be taken letter by letter."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
         raise TypeError(f"{name} must be a list of texts, got {_kind_of(value)}")
     for item in value:
         if not isinstance(item, str):
             raise TypeError(f"{name} must hold texts, got {_kind_of(item)}")
+        if not _is_sendable(item):
+            raise ValueError(
+                f"{name} must hold texts without NUL or lone surrogates, got {shown(item)}"
+            )
 
 
 def check_text_mapping(name: str, value: object) -> None:
-    """A mapping of texts to texts; raises TypeError. What it holds may be secret and is not shown."""
+    """A mapping of texts to texts; raises TypeError, ValueError. What it holds may be secret and is not
+    shown.
+    """
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping of texts, got {_kind_of(value)}")
     for item in (*value, *value.values()):
         if not isinstance(item, str):
             raise TypeError(f"{name} must map texts to texts, got {_kind_of(item)}")
+    for key, text in value.items():
+        if not _is_sendable(key) or not _is_sendable(text):
+            raise ValueError(
+                f"{name} must map texts to texts without NUL or lone surrogates; look at that of "
+                f"{shown(key)}"
+            )
+
+
+def check_sendable(name: str, value: object) -> None:
+    """A text that any protocol carries; raises TypeError, ValueError."""
+    check_instance(name, value, str)
+    if not _is_sendable(str(value)):
+        raise ValueError(
+            f"{name} must be a text without NUL or lone surrogates, got {shown(value)}"
+        )
+
+
+def _is_sendable(text: str) -> bool:
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def check_token(token: object) -> None:
+    """An engine's token, or empty for none; raises TypeError, ValueError. It is not shown."""
+    check_instance("token", token, str, "leave it out for an engine that asks for none")
+    assert isinstance(token, str)
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(
+            "token must be printable ASCII characters without blanks, as the engine's token file has it"
+        )
 
 
 def check_seconds(name: str, value: object) -> None:
     """Seconds above 0; raises TypeError, ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be seconds as a number, got {value!r}")
+        raise TypeError(f"{name} must be seconds as a number, got {shown(value)}")
     if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be seconds above 0, got {value}")
+        raise ValueError(f"{name} must be seconds above 0, got {shown(value)}")
 
 
 def check_callable(name: str, value: object, what: str) -> None:
@@ -156,4 +213,14 @@ def path_of(name: str, value: object) -> Path:
     text = os.fspath(value)
     if not text.strip() or "\0" in text:
         raise ValueError(f"{name} must be a path, got {text[:80]!r}")
+    if len(text) > _NAME_CHARACTERS:
+        raise ValueError(
+            f"{name} must be a path of at most {_NAME_CHARACTERS} characters, got {len(text)}"
+        )
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{name} must be a path without lone surrogates, got {shown(text)}"
+        ) from None
     return Path(text)

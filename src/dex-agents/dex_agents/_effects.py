@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dex_agents._arguments import shown
+
 
 class ToolEffect(StrEnum):
     """What one call of a tool does outside the session.
@@ -48,13 +50,13 @@ class ToolPolicy:
     def __post_init__(self) -> None:
         if not isinstance(self.effect, ToolEffect):
             raise TypeError(
-                f"ToolPolicy.effect must be a ToolEffect, got {self.effect!r}; "
+                f"ToolPolicy.effect must be a ToolEffect, got {shown(self.effect)}; "
                 "write for example ToolPolicy(ToolEffect.READ)"
             )
         if self.requires_approval not in (None, True, False):
             raise TypeError(
                 f"ToolPolicy.requires_approval must be True, False or None, "
-                f"got {self.requires_approval!r}"
+                f"got {shown(self.requires_approval)}"
             )
 
     @property

@@ -17,6 +17,8 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+from dex_agents._arguments import shown
+
 _ARMED: dict[str, str] = {
     name: action
     for name, found, action in (
@@ -74,5 +76,5 @@ def _victim(action: str) -> int:
         return os.getpid()
     word, found, path = action.partition(":")
     if word != "kill" or not found:
-        raise ValueError(f"a failpoint's action must be kill or kill:FILE, got {action!r}")
+        raise ValueError(f"a failpoint's action must be kill or kill:FILE, got {shown(action)}")
     return int(Path(path).read_text())

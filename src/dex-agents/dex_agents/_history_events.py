@@ -8,7 +8,7 @@ import grpc.aio
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
 
-from dex_agents._arguments import check_name, check_server_address
+from dex_agents._arguments import check_name, check_server_address, check_token
 
 _CALL_TIMEOUT_S = 30.0
 
@@ -27,6 +27,7 @@ async def read_history_events(
     """
     check_server_address(server_address)
     check_name("session_id", session_id)
+    check_token(token)
     # A page of history holds whole Step inputs, which may be more than gRPC's own limit of 4 MiB.
     unlimited = [("grpc.max_receive_message_length", -1)]
     metadata = (("authorization", f"Bearer {token}"),) if token else ()

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dex_agents._arguments import check_fields
+from dex_agents._arguments import check_fields, shown
 from dex_agents._contract import Json, ModelCallMetadata, TokenUsage
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ class TracingOptions:
         if self.tracer_provider is not None and not hasattr(self.tracer_provider, "get_tracer"):
             raise TypeError(
                 f"TracingOptions.tracer_provider must be a TracerProvider, got "
-                f"{self.tracer_provider!r}"
+                f"{shown(self.tracer_provider)}"
             )
         if not isinstance(self.record_content, bool):
             raise TypeError(
-                f"TracingOptions.record_content must be True or False, got {self.record_content!r}"
+                f"TracingOptions.record_content must be True or False, got {shown(self.record_content)}"
             )
         check_fields(self, {"provider_name": str})
 

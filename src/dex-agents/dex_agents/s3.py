@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from dex_agents._arguments import check_name
+from dex_agents._arguments import check_name, shown
 from dex_agents._media.content_name import content_name, name_in_uri
 from dex_agents._media.reference import ImageReference, MediaStoreError, image_type
 
@@ -40,7 +40,9 @@ class S3MediaStore:
         if prefix != "":
             check_name("prefix", prefix)
         if prefix.startswith("/"):
-            raise ValueError(f"prefix must be a text that does not begin with /, got {prefix!r}")
+            raise ValueError(
+                f"prefix must be a text that does not begin with /, got {shown(prefix)}"
+            )
         self._bucket = bucket
         self._prefix = f"{prefix.rstrip('/')}/" if prefix else ""
         if client is not None and not hasattr(client, "put_object"):

@@ -51,19 +51,19 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.durability not in get_args(Durability):
             known = " or ".join(map(repr, get_args(Durability)))
-            raise ValueError(f"durability must be {known}, got {self.durability!r}")
+            raise ValueError(f"durability must be {known}, got {self.durability!r:.80}")
         if not isinstance(self.limits, Limits):
             raise TypeError(f"limits must be a Limits, got {type(self.limits).__name__}")
         for setting in fields(self):
             value = getattr(self, setting.name)
             if setting.type == "bool" and not isinstance(value, bool):
-                raise TypeError(f"{setting.name} must be True or False, got {value!r}")
+                raise TypeError(f"{setting.name} must be True or False, got {value!r:.80}")
             if setting.name.endswith("_s") and not (setting.default is None and value is None):
                 _check_seconds(setting.name, value)
 
 
 def _check_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be seconds as a number, got {value!r}")
+        raise TypeError(f"{name} must be seconds as a number, got {value!r:.80}")
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} must be seconds from 0 on, got {value}")

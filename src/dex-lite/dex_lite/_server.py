@@ -202,7 +202,7 @@ async def _shut_down(
 
 def _check_port(name: str, port: object) -> None:
     if isinstance(port, bool) or not isinstance(port, int):
-        raise TypeError(f"{name} must be an int, got {port!r}")
+        raise TypeError(f"{name} must be an int, got {port!r:.80}")
     if not 0 <= port < 65536:
         raise ValueError(f"{name} must be from 0 to 65535, got {port}")
 

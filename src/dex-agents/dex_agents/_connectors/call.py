@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dex_agents import _failpoints
-from dex_agents._arguments import check_instance
+from dex_agents._arguments import check_sendable
 from dex_agents._connectors.operation import ConnectionReference
 from dex_agents._contract import Json, StepCheckpoint
 
@@ -28,7 +28,7 @@ def connector_call_id(
         ("connector_id", connector_id),
         ("operation_id", operation_id),
     ):
-        check_instance(name, value, str)
+        check_sendable(name, value)
     fields = (flow_id, step_execution_id, connector_id, operation_id)
     return str(uuid.uuid5(_NAMESPACE, "".join(f"{len(f.encode())}:{f}" for f in fields)))
 

@@ -27,7 +27,12 @@ from dex_agents._errors import (
     ToolOutcomeUnknownError,
 )
 from dex_agents._session.failures import RUNNER_FAILURES
-from dex_agents._tool_sources.contract import SourceTool, SourceToolCall, ToolCallStepOptions
+from dex_agents._tool_sources.contract import (
+    SOURCE_NAME_CHARACTERS,
+    SourceTool,
+    SourceToolCall,
+    ToolCallStepOptions,
+)
 
 
 class ConnectorRetryError(AgentError):
@@ -144,7 +149,7 @@ class ConnectorToolSource:
 
     def __init__(self, tools: Sequence[ConnectorTool], *, source_name: str = "connectors") -> None:
         check_instance("tools", tools, Sequence, "list what connector_tool() makes")
-        check_name("source_name", source_name)
+        check_name("source_name", source_name, most=SOURCE_NAME_CHARACTERS)
         self._tools: dict[str, ConnectorTool] = {}
         for tool in tools:
             if not isinstance(tool, ConnectorTool):

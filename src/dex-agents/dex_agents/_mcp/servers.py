@@ -13,7 +13,14 @@ from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
-from dex_agents._arguments import check_fields, check_name, check_text_mapping, check_texts, path_of
+from dex_agents._arguments import (
+    check_fields,
+    check_name,
+    check_text_mapping,
+    check_texts,
+    path_of,
+    shown,
+)
 
 REDACTED = "***"
 
@@ -85,6 +92,12 @@ class HttpServer:
     def __post_init__(self) -> None:
         check_fields(self, {"url": str})
         check_text_mapping("HttpServer.headers", self.headers)
+        for name, value in self.headers.items():
+            if not name.isprintable() or not value.isprintable():
+                raise ValueError(
+                    "HttpServer.headers must be of one line of printable text each; look at "
+                    f"{shown(name)}"
+                )
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("HttpServer.url must be an http or https address with a host")

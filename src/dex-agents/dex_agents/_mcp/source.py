@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
@@ -11,7 +12,7 @@ from typing import Self, cast
 from mcp import InputRequiredRoundsExceededError, MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, RequestParamsMeta, Tool
 
-from dex_agents._arguments import check_instance, check_name, check_texts
+from dex_agents._arguments import check_instance, check_name, check_texts, shown
 from dex_agents._contract import DeferredToolExecution, Json, ToolExecutionResult
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents._errors import (
@@ -24,10 +25,16 @@ from dex_agents._mcp.results import error_text, to_result
 from dex_agents._mcp.servers import HttpServer, McpServer, StdioServer, redacted
 from dex_agents._media.reference import MediaStore
 from dex_agents._session.options import check_duration
-from dex_agents._tool_sources.contract import SourceTool, SourceToolCall, ToolCallStepOptions
+from dex_agents._tool_sources.contract import (
+    SOURCE_NAME_CHARACTERS,
+    SourceTool,
+    SourceToolCall,
+    ToolCallStepOptions,
+)
 
 IDEMPOTENCY_KEY_META = "dex-agents/idempotency-key"
 """Where a call's ``_meta`` has its idempotency key."""
+_PREFIX = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _MAX_PAGES = 100
 
 
@@ -77,17 +84,24 @@ class McpToolSource:
             raise TypeError(
                 f"server must be a StdioServer or HttpServer, got {type(server).__name__}"
             )
-        check_name("name", name)
+        check_name("name", name, most=SOURCE_NAME_CHARACTERS)
         if tools is not None:
             check_texts("tools", tools)
         check_instance("tool_name_prefix", tool_name_prefix, str)
+        if tool_name_prefix and not _PREFIX.fullmatch(tool_name_prefix):
+            raise ValueError(
+                "tool_name_prefix must be at most 64 letters, digits, _ and -, as models take them in "
+                f"names of tools, got {shown(tool_name_prefix)}"
+            )
         if media_store is not None:
             check_instance("media_store", media_store, MediaStore, "such as S3MediaStore")
         if tool_policies is not None:
             check_instance("tool_policies", tool_policies, Mapping, "of tool names to ToolPolicy")
         for tool, policy in (tool_policies or {}).items():
             if not isinstance(policy, ToolPolicy):
-                raise TypeError(f"tool_policies[{tool!r}] must be a ToolPolicy, got {policy!r}")
+                raise TypeError(
+                    f"tool_policies[{tool!r}] must be a ToolPolicy, got {shown(policy)}"
+                )
         if tools is not None and (unknown := set(tool_policies or ()) - set(tools)):
             raise ValueError(
                 f"tool_policies names {', '.join(map(repr, sorted(unknown)))}, which tools does "
@@ -95,7 +109,7 @@ class McpToolSource:
             )
         if not isinstance(default_tool_effect, ToolEffect):
             raise TypeError(
-                f"default_tool_effect must be a ToolEffect, got {default_tool_effect!r}"
+                f"default_tool_effect must be a ToolEffect, got {shown(default_tool_effect)}"
             )
         check_duration("connect_timeout", connect_timeout)
         check_duration("list_timeout", list_timeout)

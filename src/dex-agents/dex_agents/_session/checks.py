@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dex_agents._arguments import shown
 from dex_agents._errors import InvalidInputError
 from dex_agents._media.reference import ImageReference
 
@@ -100,11 +101,16 @@ def check_one_of(**values: object) -> None:
 
 def check_turn_id(turn_id: object) -> None:
     """Refuse what names no turn."""
-    if not isinstance(turn_id, str) or not _TURN_ID.fullmatch(turn_id):
+    if not isinstance(turn_id, str) or not is_turn_id(turn_id):
         raise InvalidInputError(
-            f"turn_id must be like 't12', got {_short(turn_id)}; take snapshot.turn_id, or leave it "
+            f"turn_id must be like 't12', got {shown(turn_id)}; take snapshot.turn_id, or leave it "
             "out for the turn that is open"
         )
+
+
+def is_turn_id(text: str) -> bool:
+    """Whether it could be the id of a turn."""
+    return _TURN_ID.fullmatch(text) is not None
 
 
 def check_reason(reason: object) -> str:
@@ -124,14 +130,14 @@ def check_approved(approved: object) -> None:
 def check_flag(name: str, value: object) -> None:
     """Refuse everything but a bool, for the same reason."""
     if not isinstance(value, bool):
-        raise InvalidInputError(f"{name} must be True or False, got {_short(value)}")
+        raise InvalidInputError(f"{name} must be True or False, got {shown(value)}")
 
 
 def check_digest(digest: object) -> None:
     """Refuse what can be no digest of arguments, above all an empty one, which compares nothing."""
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise InvalidInputError(
-            f"arguments_digest must be 64 hexadecimal digits, got {_short(digest)}; take "
+            f"arguments_digest must be 64 hexadecimal digits, got {shown(digest)}; take "
             "PendingInterrupt.arguments_digest, or leave it out"
         )
 
@@ -189,7 +195,7 @@ def check_images(images: object, *, takes_images: bool) -> None:
     """Refuse what are no stored images, or too many for one message."""
     if isinstance(images, (str, bytes)) or not isinstance(images, Sequence):
         raise InvalidInputError(
-            f"images must be a list of ImageReference, got {_short(images)}{_UPLOAD}"
+            f"images must be a list of ImageReference, got {shown(images)}{_UPLOAD}"
         )
     for image in images:
         if not isinstance(image, ImageReference):
@@ -226,7 +232,7 @@ def check_wait(turns_done: object, timeout_s: object) -> None:
     if not is_number or not _is_in(timeout_s, MAX_TIMEOUT_S):
         raise InvalidInputError(
             f"timeout_s must be a number of seconds above 0 and at most {MAX_TIMEOUT_S}, got "
-            f"{_short(timeout_s)}; get_agent_snapshot looks without waiting"
+            f"{shown(timeout_s)}; get_agent_snapshot looks without waiting"
         )
 
 
@@ -238,7 +244,7 @@ def check_resume_token(token: object) -> None:
         )
     if len(token) > _MAX_TOKEN_CHARACTERS or not token.isprintable():
         raise InvalidInputError(
-            f"resume_token {_short(token)} is none: at most {_MAX_TOKEN_CHARACTERS} printable "
+            f"resume_token {shown(token)} is none: at most {_MAX_TOKEN_CHARACTERS} printable "
             'characters are; take AgentEventBatch.resume_token, or use "" for all that are kept'
         )
 
@@ -280,7 +286,7 @@ def _json_fault(place: str, value: object, depth: int) -> str:
 def _object_fault(place: str, value: dict[Any, Any], depth: int) -> str:
     for name, item in value.items():
         if not isinstance(name, str):
-            return f"{place} has the name {_short(name)}; use str names"
+            return f"{place} has the name {shown(name)}; use str names"
         if _surrogate(name) is not None:
             return f"{place} has the name {name!r:.40}, which is no valid Unicode text; rename it"
         if fault := _json_fault(f"{place}[{name!r:.40}]", item, depth + 1):
@@ -323,19 +329,8 @@ def _check_length(name: str, text: str, limit: int, hint: str) -> None:
 
 def _check_int(name: str, value: object, least: int, most: int, hint: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidInputError(f"{name} must be {least} to {most}, got {_short(value)}; {hint}")
+        raise InvalidInputError(f"{name} must be {least} to {most}, got {shown(value)}; {hint}")
 
 
 def _is_in(value: Any, most: int) -> bool:
     return bool(0 < value <= most)  # NaN is not
-
-
-def _short(value: object) -> str:
-    """What was given, for an error: never longer than a line, whatever its ``repr`` does."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
-        return f"an int of {value.bit_length()} bits"  # Python refuses to write very long ones
-    try:
-        text = repr(value)
-    except Exception:
-        return f"a {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dex_agents._arguments import check_count, shown
 from dex_agents._contract import AgentMessage, HistorySummary
 
 BYTES_PER_TOKEN = 3
@@ -40,14 +41,16 @@ class CompactionPolicy:
     retained_turns: int | None = None
 
     def __post_init__(self) -> None:
-        _check_count("context_window_tokens", self.context_window_tokens, _LEAST_WINDOW)
-        _check_count("kept_turns", self.kept_turns, 0)
-        _check_count("reserved_input_tokens", self.reserved_input_tokens, 0)
+        check_count(
+            "CompactionPolicy.context_window_tokens", self.context_window_tokens, _LEAST_WINDOW
+        )
+        check_count("CompactionPolicy.kept_turns", self.kept_turns, 0)
+        check_count("CompactionPolicy.reserved_input_tokens", self.reserved_input_tokens, 0)
         if self.retained_turns is not None:
-            _check_count("retained_turns", self.retained_turns, 0)
+            check_count("CompactionPolicy.retained_turns", self.retained_turns, 0)
         if isinstance(self.trigger_ratio, bool) or not isinstance(self.trigger_ratio, int | float):
             raise TypeError(
-                f"CompactionPolicy.trigger_ratio must be a number, got {self.trigger_ratio!r}"
+                f"CompactionPolicy.trigger_ratio must be a number, got {shown(self.trigger_ratio)}"
             )
         if not 0 < self.trigger_ratio <= 1:
             raise ValueError(
@@ -74,13 +77,6 @@ class CompactionPolicy:
         """
         estimate = history_bytes // BYTES_PER_TOKEN + overhead_tokens + self.reserved_input_tokens
         return estimate >= self.trigger_tokens
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"CompactionPolicy.{name} must be an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"CompactionPolicy.{name} must be at least {least}, got {value}")
 
 
 def size_of(messages: Sequence[AgentMessage]) -> int:

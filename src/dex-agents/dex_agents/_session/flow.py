@@ -18,7 +18,7 @@ from dex import (
 )
 
 from dex_agents import _failpoints
-from dex_agents._arguments import check_flow_type
+from dex_agents._arguments import check_flow_type, shown
 from dex_agents._contract import AgentFrameworkRunner, HistoryCompactor, InterruptKind
 from dex_agents._session import interrupts, resources, steering, step_options
 from dex_agents._session.compaction import CompactionPolicy
@@ -49,6 +49,7 @@ from dex_agents._session.steps_waits import AwaitAnswer
 from dex_agents._tracing import SessionTracer
 
 DEFAULT_STREAM_BYTES = 10 * 1024 * 1024
+_MOST_STREAM_BYTES = 1 << 40
 TURN_STEPS = (
     CompactHistory,
     RunModel,
@@ -97,7 +98,7 @@ class AgentSessionFlow(Flow[bytes]):
             raise TypeError(f"runner must be an AgentFrameworkRunner, got {type(runner).__name__}")
         check_flow_type(flow_type)
         if options is not None and not isinstance(options, AgentSessionOptions):
-            raise TypeError(f"options must be AgentSessionOptions, got {options!r}")
+            raise TypeError(f"options must be AgentSessionOptions, got {shown(options)}")
         if interrupt_deadline is not None:
             check_duration("interrupt_deadline", interrupt_deadline)
         if isinstance(event_stream_capacity_bytes, bool) or not isinstance(
@@ -107,11 +108,16 @@ class AgentSessionFlow(Flow[bytes]):
         if event_stream_capacity_bytes < 128 * 1024:
             raise ValueError(
                 "event_stream_capacity_bytes must be at least 131072, so that one message of "
-                f"events always fits, got {event_stream_capacity_bytes}"
+                f"events always fits, got {shown(event_stream_capacity_bytes)}"
+            )
+        if event_stream_capacity_bytes > _MOST_STREAM_BYTES:
+            raise ValueError(
+                f"event_stream_capacity_bytes must be at most {_MOST_STREAM_BYTES}, got "
+                f"{shown(event_stream_capacity_bytes)}"
             )
         if compaction is not None:
             if not isinstance(compaction, CompactionPolicy):
-                raise TypeError(f"compaction must be a CompactionPolicy, got {compaction!r}")
+                raise TypeError(f"compaction must be a CompactionPolicy, got {shown(compaction)}")
             if not isinstance(runner, HistoryCompactor):
                 raise ValueError(
                     f"the runner, a {type(runner).__name__}, cannot summarize a session's history; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from dex_agents._arguments import shown
 from dex_agents._tracing import TracingOptions
 
 _KIB = 1024
@@ -78,14 +79,14 @@ class AgentSessionOptions:
         for name, (least, most) in _COUNTS.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"AgentSessionOptions.{name} must be an int, got {value!r}")
+                raise TypeError(f"AgentSessionOptions.{name} must be an int, got {shown(value)}")
             if not least <= value <= most:
                 raise ValueError(
                     f"AgentSessionOptions.{name} must be {least} to {most}, got {value}"
                 )
         if self.tracing is not None and not isinstance(self.tracing, TracingOptions):
             raise TypeError(
-                f"AgentSessionOptions.tracing must be TracingOptions or None, got {self.tracing!r}"
+                f"AgentSessionOptions.tracing must be TracingOptions or None, got {shown(self.tracing)}"
             )
         if self.model_retry_limit < self.model_retry_interval:
             raise ValueError(
@@ -103,7 +104,7 @@ def check_duration(name: str, value: object) -> None:
         ValueError: It is no whole number of seconds, or below one second.
     """
     if not isinstance(value, timedelta):
-        raise TypeError(f"{name} must be a timedelta, got {value!r}")
+        raise TypeError(f"{name} must be a timedelta, got {shown(value)}")
     seconds = value.total_seconds()
     if seconds < 1 or not seconds.is_integer() or seconds > 2**31 - 1:
         raise ValueError(f"{name} must be a whole number of seconds from 1 on, got {value}")

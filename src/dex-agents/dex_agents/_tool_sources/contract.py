@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
-from dex_agents._arguments import check_fields
+from dex_agents._arguments import check_fields, shown
 from dex_agents._contract import DeferredToolExecution, Json, ToolExecutionResult
 from dex_agents._effects import ToolEffect
 from dex_agents._session.options import check_duration
+
+SOURCE_NAME_CHARACTERS = 200
+"""Of the name of a tool source, which open calls are stored with."""
+_MOST_ATTEMPTS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,12 @@ class ToolCallStepOptions:
                 check_duration(f"ToolCallStepOptions.{name}", value)
         attempts = self.maximum_attempts
         if attempts is not None and (
-            isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1
+            isinstance(attempts, bool)
+            or not isinstance(attempts, int)
+            or not 1 <= attempts <= _MOST_ATTEMPTS
         ):
             raise ValueError(
-                f"ToolCallStepOptions.maximum_attempts must be an int from 1 on, got {attempts!r}"
+                f"ToolCallStepOptions.maximum_attempts must be an int from 1 on, got {shown(attempts)}"
             )
 
 

@@ -6,7 +6,7 @@ import grpc.aio
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
 
-from dex_agents._arguments import check_instance, check_server_address
+from dex_agents._arguments import check_server_address, check_token
 from dex_agents._history_events import read_history_events
 from dex_agents.session_graph._flow_graph import START
 from dex_agents.session_graph._history import SessionHistory, build_history
@@ -28,7 +28,7 @@ async def read_session_history(
         ValueError: The Flow of that id is no agent session.
         grpc.aio.AioRpcError: The engine cannot be reached, or knows no such session.
     """
-    check_instance("token", token, str, "leave it out for an engine that asks for none")
+    check_token(token)
     events = []
     async for event in read_history_events(server_address, session_id, token=token):
         if event.WhichOneof("payload") == "flow_started_or_continued":

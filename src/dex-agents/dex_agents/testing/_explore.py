@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dex_agents._arguments import check_callable, check_name, check_texts, path_of
+from dex_agents._arguments import check_callable, check_name, check_texts, path_of, shown
 from dex_agents._session.client import AgentSessionClient
 from dex_agents._session.flow import AgentSessionFlow
 from dex_agents._session.views import PendingInterrupt
@@ -95,7 +95,7 @@ async def explore_crashes(
         check_texts(argument, texts)
     check_callable("places", places, "of a place's name that says whether to kill there")
     if kill not in ("worker", "engine"):
-        raise ValueError(f"kill must be 'worker' or 'engine', got {kill!r}")
+        raise ValueError(f"kill must be 'worker' or 'engine', got {shown(kill)}")
     if data_dir is not None:
         path_of("data_dir", data_dir)
     name, python_path = _importable(flow)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from dex_agents._arguments import check_name, path_of
+from dex_agents._arguments import check_name, path_of, shown
 
 
 def failpoint_env(failpoints: Sequence[str], marker_dir: str | os.PathLike[str]) -> dict[str, str]:
@@ -21,11 +21,11 @@ def failpoint_env(failpoints: Sequence[str], marker_dir: str | os.PathLike[str])
             all processes that share the folder.
     """
     if isinstance(failpoints, str | bytes) or not isinstance(failpoints, Sequence):
-        raise TypeError(f"failpoints must be a list of names, got {failpoints!r}")
+        raise TypeError(f"failpoints must be a list of names, got {shown(failpoints)}")
     for name in failpoints:
         check_name("a failpoint", name)
         if "," in name:
-            raise ValueError(f"a failpoint must not have a comma, got {name!r}; list it twice")
+            raise ValueError(f"a failpoint must not have a comma, got {shown(name)}; list it twice")
     markers = path_of("marker_dir", marker_dir)
     if not failpoints:
         return {}

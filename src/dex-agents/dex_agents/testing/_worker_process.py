@@ -7,7 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from dex_agents._arguments import check_name, check_server_address, check_text_mapping, path_of
+from dex_agents._arguments import (
+    check_name,
+    check_server_address,
+    check_text_mapping,
+    path_of,
+    shown,
+)
 from dex_agents._worker_main import READY_LINE
 from dex_agents.testing._failpoints import failpoint_env
 from dex_agents.testing._process import ChildProcess
@@ -55,11 +61,11 @@ class WorkerProcess(ChildProcess):
         folder = path_of("data_dir", data_dir)
         given_env = failpoint_env(failpoints, folder)
         if not isinstance(respawn, bool):
-            raise TypeError(f"respawn must be True or False, got {respawn!r}")
+            raise TypeError(f"respawn must be True or False, got {shown(respawn)}")
         if env is not None:
             check_text_mapping("env", env)
         if isinstance(python_path, str | bytes) or not isinstance(python_path, Sequence):
-            raise TypeError(f"python_path must be a list of folders, got {python_path!r}")
+            raise TypeError(f"python_path must be a list of folders, got {shown(python_path)}")
         for place in python_path:
             path_of("a folder of python_path", place)
         os.makedirs(folder, exist_ok=True)

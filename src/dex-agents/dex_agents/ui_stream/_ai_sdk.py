@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal, TypeAlias
 
-from dex_agents._arguments import check_instance
+from dex_agents._arguments import check_instance, shown
 from dex_agents._contract import Json, TokenUsage, ToolCallStatus
 from dex_agents.ui_stream._changes import (
     CallFinished,
@@ -54,12 +54,14 @@ class AiSdkEncoder:
         ends_when_paused: bool = True,
     ) -> None:
         if isinstance(version, bool) or version not in (5, 6, 7):
-            raise ValueError(f"version must be 5, 6 or 7, got {version!r}")
+            raise ValueError(f"version must be 5, 6 or 7, got {shown(version)}")
         check_instance("session_id", session_id, str)
         if options is not None:
             check_instance("options", options, UiStreamOptions)
         if not isinstance(ends_when_paused, bool):
-            raise TypeError(f"ends_when_paused must be True or False, got {ends_when_paused!r}")
+            raise TypeError(
+                f"ends_when_paused must be True or False, got {shown(ends_when_paused)}"
+            )
         self._session_id = session_id
         self._version = version
         self._options = options or UiStreamOptions()

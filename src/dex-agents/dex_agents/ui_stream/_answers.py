@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dex_agents._arguments import check_instance, check_list
 from dex_agents._contract import Json
+from dex_agents._session.checks import check_session_id
 from dex_agents._session.client import AgentSessionClient
 from dex_agents._session.views import AgentSnapshot, PendingInterrupt
 
@@ -41,6 +42,7 @@ async def answer_approvals(
         InterruptError, InvalidInputError: An answer does not fit; the ones before it were taken.
     """
     check_instance("sessions", sessions, AgentSessionClient)
+    check_session_id(session_id)
     check_list("messages", messages, Mapping, "it is messages of the body that useChat sends")
     parts = _parts(messages[-1]) if messages else []
     digests = {

@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dex_agents._arguments import check_instance
+from dex_agents._arguments import check_instance, shown
 from dex_agents._contract import Json, TokenUsage, ToolCallStatus
+from dex_agents._session.checks import is_turn_id
 from dex_agents._session.records import turn_number
 from dex_agents._session.views import AgentEvent, FinishedTurn
 from dex_agents.ui_stream._changes import (
@@ -88,6 +89,8 @@ class TurnFold:
 
     def __init__(self, turn_id: str) -> None:
         check_instance("turn_id", turn_id, str, "such as 't1'")
+        if not is_turn_id(turn_id):
+            raise ValueError(f"turn_id must be like 't12', got {shown(turn_id)}")
         self.turn_id = turn_id
         self.is_cut = False
         self.first = ""

@@ -17,6 +17,7 @@ from dex_agents._arguments import (
     check_instance,
     check_seconds,
     check_texts,
+    shown,
 )
 from dex_agents._errors import (
     InvalidInputError,
@@ -24,7 +25,7 @@ from dex_agents._errors import (
     SessionUnavailableError,
     TurnWaitTimeoutError,
 )
-from dex_agents._session.checks import check_turn_id
+from dex_agents._session.checks import check_turn_id, is_turn_id
 from dex_agents._session.client import AgentSessionClient
 from dex_agents._session.records import turn_number
 from dex_agents._session.views import AgentEventBatch, AgentSnapshot, FinishedTurn
@@ -83,6 +84,8 @@ class Position:
 
     def __post_init__(self) -> None:
         check_fields(self, {"turn_id": str, "sent": int, "token": str, "first": str})
+        if not is_turn_id(self.turn_id):
+            raise ValueError(f"Position.turn_id must be like 't12', got {shown(self.turn_id)}")
         if self.sent < 0:
             raise ValueError(f"Position.sent must be at least 0, got {self.sent}")
 

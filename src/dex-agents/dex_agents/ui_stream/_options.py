@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from dex_agents._arguments import shown
 from dex_agents._contract import Json, ToolCallStatus
 from dex_agents.ui_stream._changes import CANCELLED, CallFinished, TurnEnded, UiInterrupt
 
@@ -38,7 +39,7 @@ class UiStreamOptions:
         for field in fields(self):
             value = getattr(self, field.name)
             if not isinstance(value, bool):
-                raise TypeError(f"{field.name} must be True or False, got {value!r}")
+                raise TypeError(f"{field.name} must be True or False, got {shown(value)}")
 
     def input_of(self, arguments: Json) -> Json:
         """Arguments as shown."""

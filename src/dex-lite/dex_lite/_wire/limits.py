@@ -64,7 +64,7 @@ class Limits:
         for limit in fields(self):
             value = getattr(self, limit.name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{limit.name} must be an int, got {value!r}")
+                raise TypeError(f"{limit.name} must be an int, got {value!r:.80}")
             if value < 1:
                 raise ValueError(f"{limit.name} must be at least 1, got {value}")
 
