@@ -155,7 +155,7 @@ def test_refused_agents(make: Any, message: str) -> None:
             "cut the history",
         ),
         ({"user_id": ""}, ValueError, "user_id"),
-        ({"user_id": 1}, ValueError, "user_id"),
+        ({"user_id": 1}, TypeError, "user_id"),
         ({"artifact_service": object()}, TypeError, "must be a BaseArtifactService"),
         ({"memory_service": object()}, TypeError, "must be a BaseMemoryService"),
         ({"credential_service": object()}, TypeError, "must be a BaseCredentialService"),

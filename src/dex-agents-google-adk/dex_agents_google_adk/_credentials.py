@@ -51,6 +51,7 @@ class CredentialRequest:
     """Which credential a tool asks for.
 
     Attributes:
+        session_id, tool_name, agent_name: Who asks.
         user_id: ADK user id of the session.
         auth_config: ADK's request without any secret: scheme, ``credential_key``, and of an
             authorization its client id, URL, state and redirect URI in

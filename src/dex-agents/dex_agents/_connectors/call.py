@@ -21,6 +21,14 @@ def connector_call_id(
     """The Call ID of the one connector call of a Step execution.
 
     Equal for all attempts, in whatever process; another Step execution has another one.
+
+    Args:
+        flow_id: The session id.
+        step_execution_id: The tool Step, the same for all of its attempts.
+        connector_id, operation_id: What is called.
+
+    Raises:
+        TypeError, ValueError: One is no text, or holds NUL or a lone surrogate.
     """
     for name, value in (
         ("flow_id", flow_id),

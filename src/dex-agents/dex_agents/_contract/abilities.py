@@ -15,6 +15,8 @@ class CompactionRequest:
     """What one summary call gets.
 
     Attributes:
+        session_id: The session.
+        step_execution_id: The Step that asks, the same for all of its attempts.
         summary: The summary of the turns before ``messages``, or ``None``.
         messages: The turns to summarize, oldest first; not to be changed.
     """

@@ -131,6 +131,8 @@ class ToolCallRecord:
     """The one durable result of one call.
 
     Attributes:
+        call_id, tool_name: Of the requested call.
+        status: How it ended.
         output: JSON result of a ``succeeded`` call, exactly as the tool gave it unless it was too
             large; ``not_stored`` in it says what else of the call was lost.
         error: Failure text of a ``failed`` call (with the not-run prefix when the tool never ran)
@@ -202,6 +204,11 @@ class DeferredToolExecution:
     """What one attempt of a tool Step gets.
 
     Attributes:
+        session_id, turn_id: Whose call it is.
+        call_id, tool_name, arguments, effect, agent_name: Of the requested call; ``arguments`` are
+            those of the person who approved it if they were changed.
+        step_execution_id: The Step, the same for all of its attempts.
+        attempt: From 1.
         idempotency_key: ``<session id>/<turn id>/<call id>``, equal for all attempts; a later call
             of the same turn that reuses the call id has ``#2``, ``#3`` … behind it.
         tool_context: From :class:`ToolCallsRequested`.

@@ -74,7 +74,13 @@ _USAGE = dict.fromkeys(("input_tokens", "output_tokens", "model_calls"), int)
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """Tokens and requests of model calls. Counts add up with ``+``."""
+    """Tokens and requests of model calls. Counts add up with ``+``.
+
+    Attributes:
+        input_tokens: Tokens that were sent.
+        output_tokens: Tokens that came back, thoughts included.
+        model_calls: Requests that went out.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0

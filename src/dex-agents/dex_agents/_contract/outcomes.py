@@ -46,6 +46,9 @@ class ContinueTurn:
     """Outcome: this attempt's model call is used up; run the model again with this run state.
 
     Attributes:
+        run_state: See :class:`ToolCallsRequested`.
+        usage: Tokens and requests of this attempt.
+        metadata: What is known of its model calls.
         took_steering: See :class:`ToolCallsRequested`.
     """
 

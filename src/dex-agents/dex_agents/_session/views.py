@@ -23,9 +23,13 @@ class PendingInterrupt:
         kind: ``"approval"``: may this tool call run? ``"input"``: a question. ``"long_running"``:
             the result of work that a tool has started. These two take ``answer_question``.
             ``"credential"``: a secret that a tool needs; takes ``provide_credential``.
-        arguments: Arguments of the call that is asked for.
+        turn_id: The open turn, which goes on with the answer.
+        tool_name, tool_call_id: The call that is asked for, or that asks.
+        arguments: Its arguments.
         arguments_digest: SHA-256 (hex) of tool name and arguments; hand it to
             ``resolve_interrupt`` so that an answer counts only for what was shown.
+        hint: What the tool or policy says to the person, or empty.
+        requested_at: When it was asked, in UTC.
         deadline: When it expires, an approval as a rejection, or ``None``.
         payload: What is shown besides, such as the early value of a long-running tool, or which
             credential is asked for.
@@ -78,6 +82,7 @@ class AgentSnapshot:
     """Where a session stands, as of one moment.
 
     Attributes:
+        session_id: The session.
         status: ``"idle"``: waits for a user message; ``"running"``: a turn is open, or a message
             waits for its own; ``"waiting"``: the open turn waits for a person; ``"closed"``: the
             session has ended, and the rest shows how it stood then.
@@ -130,6 +135,7 @@ class RewoundSession:
     """What a rewind did, and where the session stands by it.
 
     Attributes:
+        session_id: The session.
         removed_turns: Ids of the turns that it removed, oldest first.
         last_turn_id: The newest turn that is left.
         next_turn_id: The turn that the next message opens.
@@ -147,6 +153,7 @@ class ForkedSession:
 
     Attributes:
         session_id: The new session.
+        source_session_id: The session that it was made from.
         last_turn_id: The newest turn that it has.
         next_turn_id: The turn that its first message opens.
     """
@@ -162,6 +169,7 @@ class MessagePage:
     """Messages of finished turns, oldest first.
 
     Attributes:
+        messages: All messages of each turn that the page has.
         next_before_turn: Hand it to ``list_messages`` for the turns before these, or ``None`` at
             the beginning.
     """
@@ -176,6 +184,7 @@ class AgentEvent:
 
     Attributes:
         type: For example ``text_delta``, ``tool_call_started``, ``turn_completed``.
+        turn_id: The turn that it belongs to.
         seq: Position within the attempt.
         data: The rest, by type.
     """
@@ -190,7 +199,12 @@ class AgentEvent:
 
 @dataclass(frozen=True)
 class AgentEventBatch:
-    """Events that were sent together, and the token to go on from."""
+    """Events that were sent together, and the token to go on from.
+
+    Attributes:
+        events: In order.
+        resume_token: Hand it to ``read_events`` for what comes behind these.
+    """
 
     events: Sequence[AgentEvent]
     resume_token: str

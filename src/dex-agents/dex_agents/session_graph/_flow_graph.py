@@ -98,7 +98,14 @@ def render_session_flow_graph(flow_type: str) -> str:
 
 
 def flow_mermaid(flow_type: str) -> str:
-    """The same as a Mermaid flowchart; dotted lines are taken when a Step has no attempt left."""
+    """The same as a Mermaid flowchart; dotted lines are taken when a Step has no attempt left.
+
+    Args:
+        flow_type: As of :func:`render_session_flow_graph`.
+
+    Raises:
+        TypeError, ValueError: No Flow of sessions can have that name.
+    """
     check_flow_type(flow_type)
     lines = ["flowchart TD", f'  session(["{escape(flow_type)}"]) --> {START}']
     for source, targets in TRANSITIONS.items():

@@ -28,7 +28,11 @@ def cut(text: str) -> str:
 
 
 def history_mermaid(history: SessionHistory) -> str:
-    """A session's history as a Mermaid flowchart, a subgraph for each turn."""
+    """A session's history as a Mermaid flowchart, a subgraph for each turn.
+
+    Raises:
+        TypeError: ``history`` is no :class:`SessionHistory`.
+    """
     check_instance("history", history, SessionHistory, "it comes from read_session_history()")
     lines, links = ["flowchart TD"], []
     above: list[str] = []

@@ -38,7 +38,11 @@ _DARK = """
 
 
 def history_svg(history: SessionHistory) -> str:
-    """A session's history as an SVG document."""
+    """A session's history as an SVG document.
+
+    Raises:
+        TypeError: ``history`` is no :class:`SessionHistory`.
+    """
     check_instance("history", history, SessionHistory, "it comes from read_session_history()")
     turns = [[_lines(row) for row in turn.rows] for turn in history.turns]
     widths = [_row_width(line) for rows in turns for lines in rows for line in lines]

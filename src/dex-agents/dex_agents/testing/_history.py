@@ -18,6 +18,7 @@ class StepRow:
     """One method of one Step execution that has ended.
 
     Attributes:
+        step_type, step_execution_id: The Step, and which execution of it.
         from_step_execution_id: Execution that scheduled it.
         method: ``"wait_for"`` or ``"execute"``.
         attempts: Number of the last attempt.

@@ -19,7 +19,14 @@ async def pending_interrupts(
 
 
 def next_turn(snapshot: AgentSnapshot) -> str:
-    """Id of the turn that a message would open if it was the next one that the session takes."""
+    """Id of the turn that a message would open if it was the next one that the session takes.
+
+    Args:
+        snapshot: How the session stands, before the message is sent.
+
+    Raises:
+        TypeError: It is no snapshot.
+    """
     check_instance("snapshot", snapshot, AgentSnapshot, "get_agent_snapshot() gives one")
     ahead = bool(snapshot.turn_id) + snapshot.queued_messages
     return f"t{snapshot.turns_done + ahead + 1}"
