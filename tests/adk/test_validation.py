@@ -13,14 +13,16 @@ from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.apps.app import App
 from google.adk.code_executors.built_in_code_executor import BuiltInCodeExecutor
 from google.adk.code_executors.unsafe_local_code_executor import UnsafeLocalCodeExecutor
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.exit_loop_tool import exit_loop
 from google.adk.tools.function_tool import FunctionTool
-from google.adk.workflow import Workflow
+from google.adk.workflow import Workflow, node
 
 from dex_agents._effects import ToolEffect, ToolPolicy
 from dex_agents_google_adk import AdkAgentRunner
+from dex_agents_google_adk._first_plugin import FIRST_PLUGIN_NAME
 
 
 def leaf(name: str = "root", **fields: Any) -> LlmAgent:
@@ -37,6 +39,10 @@ def flow_tool(agent: LlmAgent) -> Workflow:
 
 
 class Custom(BaseAgent):
+    pass
+
+
+class Named(BasePlugin):
     pass
 
 
@@ -91,6 +97,15 @@ REFUSED: list[tuple[Any, str]] = [
         "'caller' runs as a single turn and has the sub-agent 'inner'.*never the tasks",
     ),
     (lambda: leaf(mode="single_turn"), "'root' has mode='single_turn'"),
+    (lambda: node(look), "root 'look' is a FunctionNode.*into a Workflow"),
+    (
+        lambda: App.model_construct(name="a", root_agent=leaf(), plugins=[Named("x"), Named("x")]),
+        "several plugins named 'x'",
+    ),
+    (
+        lambda: App(name="a", root_agent=leaf(), plugins=[Named(FIRST_PLUGIN_NAME)]),
+        "plugin with the reserved name",
+    ),
     (
         lambda: Workflow(name="w", edges=[("START", leaf(sub_agents=[leaf("inner")]))]),
         "'root' of Workflow 'w' is a LlmAgent that can transfer.*mode='chat'",
