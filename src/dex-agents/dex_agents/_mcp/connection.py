@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from mcp import Client, MCPError
@@ -29,6 +30,20 @@ class McpConnectionError(ConnectionError):
     """The server cannot be reached, or the connection to it broke."""
 
 
+@dataclass(eq=False)
+class _Opened:
+    """One opening of the connection. It closes when it is told to."""
+
+    client: asyncio.Future[Client]
+    told_to_close: asyncio.Event = field(default_factory=asyncio.Event)
+    open_requests: int = 0
+    is_left: bool = False  # no new requests; what is on its way may still be answered
+
+    def close_if_unused(self) -> None:
+        if self.is_left and not self.open_requests:
+            self.told_to_close.set()
+
+
 class McpConnection:
     """Connects when it is first needed, and again after the connection broke.
 
@@ -43,35 +58,17 @@ class McpConnection:
     def __init__(self, server: McpServer, connect_timeout_s: float) -> None:
         self._server = server
         self._connect_timeout_s = connect_timeout_s
-        self._client: asyncio.Future[Client] | None = None
-        self._broken = asyncio.Event()
-        self._open_requests = 0
+        self._opened: _Opened | None = None
         self._asking = asyncio.Lock()  # one at a time asks whether the session has ended
-        self._ended: Client | None = None
         self._holders: set[asyncio.Task[None]] = set()  # this one, and those that still clean up
 
-    async def client(self) -> Client:
-        """The open connection.
+    async def connect(self) -> None:
+        """Be connected.
 
         Raises:
             McpConnectionError: The server did not answer in time, or refused.
         """
-        if self._client is None:
-            self._client = asyncio.get_running_loop().create_future()
-            self._broken = asyncio.Event()
-            holder = asyncio.create_task(
-                self._hold(self._client, self._broken), name=f"mcp {self._server.place}"
-            )
-            self._holders.add(holder)
-            holder.add_done_callback(self._holders.discard)
-        pending = self._client
-        # Not cancelled with its caller: one that gives up must not take the connection from the
-        # others. Bounded on top of the holder's own limit, which a library may swallow.
-        await asyncio.wait({pending}, timeout=self._connect_timeout_s + _UNWIND_S)
-        if not pending.done():
-            self._drop(pending)
-            raise McpConnectionError(f"{self._server.place} cannot be reached: it does not answer")
-        return pending.result()
+        await self._open()
 
     async def request(self, send: Callable[[Client], Awaitable[_T]]) -> _T:
         """Send one request; once more if the server has ended the session, and so did nothing.
@@ -80,69 +77,91 @@ class McpConnection:
             McpConnectionError: There is no connection; nothing was sent.
             MCPError: The server's error, or that the connection broke.
         """
-        client = await self.client()
+        opened = await self._open()
         try:
-            return await self._send(client, send)
+            return await self._send(opened, send)
         except MCPError as error:
-            if not (_may_have_ended(error) and await self._has_ended(client)):
+            if not (_may_have_ended(error) and await self._has_ended(opened)):
                 raise
-        return await self._send(await self.client(), send)
+        return await self._send(await self._open(), send)
 
-    async def _send(self, client: Client, send: Callable[[Client], Awaitable[_T]]) -> _T:
-        used = self._client
-        self._open_requests += 1
+    async def _open(self) -> _Opened:
+        opened = self._opened
+        if opened is None:
+            opened = self._opened = _Opened(asyncio.get_running_loop().create_future())
+            holder = asyncio.create_task(self._hold(opened), name=f"mcp {self._server.place}")
+            self._holders.add(holder)
+            holder.add_done_callback(self._holders.discard)
+        # Not cancelled with its caller: one that gives up must not take the connection from the
+        # others. Bounded on top of the holder's own limit, which a library may swallow.
+        await asyncio.wait({opened.client}, timeout=self._connect_timeout_s + _UNWIND_S)
+        if not opened.client.done():
+            self._close(opened)
+            raise McpConnectionError(f"{self._server.place} cannot be reached: it does not answer")
+        opened.client.result()
+        return opened
+
+    async def _send(self, opened: _Opened, send: Callable[[Client], Awaitable[_T]]) -> _T:
+        opened.open_requests += 1
         try:
-            return await send(client)
+            return await send(opened.client.result())
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
-                self._drop(used)
+                self._close(opened)
             raise
         finally:
-            self._open_requests -= 1
+            opened.open_requests -= 1
+            opened.close_if_unused()
 
-    async def _has_ended(self, client: Client) -> bool:
+    async def _has_ended(self, opened: _Opened) -> bool:
         """Whether the session has, or a tool has only said something like that of its own."""
         async with self._asking:
-            used = self._client
-            if client is not self._ended:
+            if not opened.is_left:
                 try:
-                    await client.list_tools()
+                    await opened.client.result().list_tools()
                     return False
                 except MCPError as error:
                     if not _may_have_ended(error):
                         return False
-                self._ended = client
-                self._drop(used)
+                self._leave(opened)
             return True
 
     def drop_if_idle(self) -> None:
         """Connect anew next time, unless a request of somebody else is on its way."""
-        if not self._open_requests:
-            self._drop(self._client)
+        if self._opened is not None and not self._opened.open_requests:
+            self._close(self._opened)
 
     async def close(self) -> None:
         """Close the connection and wait for the end of the server's process.
 
         It is opened again when it is needed.
         """
-        self._drop(self._client)
+        if self._opened is not None:
+            self._close(self._opened)
         if self._holders:
             await asyncio.wait(set(self._holders))
 
-    def _drop(self, client: asyncio.Future[Client] | None) -> None:
-        if client is not None and self._client is client:
-            self._client = None
-            self._broken.set()
+    def _leave(self, opened: _Opened) -> None:
+        """The next request opens anew; those on their way there are not cut off."""
+        opened.is_left = True
+        if self._opened is opened:
+            self._opened = None
+        opened.close_if_unused()
 
-    async def _hold(self, client: asyncio.Future[Client], broken: asyncio.Event) -> None:
+    def _close(self, opened: _Opened) -> None:
+        self._leave(opened)
+        opened.told_to_close.set()
+
+    async def _hold(self, opened: _Opened) -> None:
+        client = opened.client
         try:
             try:
-                await self._connect(client, broken)
+                await self._connect(opened)
             except (Exception, BaseExceptionGroup) as error:
                 if client.done() or isinstance(error, TimeoutError):
                     raise
                 # Nothing was sent yet. A process that a busy Worker forks may die before it runs.
-                await self._connect(client, broken)
+                await self._connect(opened)
         except asyncio.CancelledError:
             _fail(client, McpConnectionError("the connection was closed"))
             raise
@@ -151,15 +170,15 @@ class McpConnection:
             _LOGGER.warning("no connection to %s: %s", self._server.place, why)
             _fail(client, McpConnectionError(f"{self._server.place} cannot be reached: {why}"))
         finally:
-            self._drop(client)
+            self._close(opened)
 
-    async def _connect(self, client: asyncio.Future[Client], broken: asyncio.Event) -> None:
+    async def _connect(self, opened: _Opened) -> None:
         async with asyncio.timeout(self._connect_timeout_s) as limit:
             # cache=None: what the server lists now is what counts.
             async with Client(self._server.transport(), cache=None) as connected:
                 limit.reschedule(None)
-                client.set_result(connected)
-                await broken.wait()
+                opened.client.set_result(connected)
+                await opened.told_to_close.wait()
 
     def _explain(self, error: BaseException) -> str:
         if isinstance(error, TimeoutError):

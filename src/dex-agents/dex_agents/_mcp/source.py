@@ -236,7 +236,7 @@ class McpToolSource:
         connection = self._connection()
         name = call.tool_name.removeprefix(self._prefix)
         try:
-            await connection.client()
+            await connection.connect()
         except McpConnectionError as error:
             if call.effect.maximum_attempts > 1:
                 raise  # the next attempt may find the server
