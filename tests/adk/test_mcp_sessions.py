@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -31,6 +30,7 @@ from dex_agents.testing import (
     session_client,
     step_shape,
 )
+from support.lasting_mcp_server import lasting_server
 from support.polling import until
 from support.ports import free_port, wait_for_port
 
@@ -220,33 +220,6 @@ async def test_a_worker_that_stops_while_it_ends_a_silent_server(kind: str, tmp_
         await until(lambda: not place.servers())
 
 
-@contextlib.asynccontextmanager
-async def lasting_server(folder: Path) -> AsyncIterator[str]:
-    """The address of a server that is started again whenever it ends, and can always be reached."""
-    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-
-    async def serve(listening: int) -> None:
-        command = [sys.executable, str(SERVER), str(folder), f"fd:{listening}"]
-        while True:
-            process = await asyncio.create_subprocess_exec(
-                *command, pass_fds=[listening], env={**os.environ, "PYTHONPATH": path}
-            )
-            try:
-                await process.wait()
-            finally:
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        serving = asyncio.create_task(serve(listener.fileno()))
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
-        finally:
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
-
-
 @pytest.mark.parametrize(
     ("kind", "transport"),
     [
@@ -280,6 +253,25 @@ async def test_a_server_that_dies_in_a_call(kind: str, transport: str, tmp_path:
         assert await worker.stop() == 0
         if transport == "stdio":
             await until(lambda: not place.servers())
+
+
+async def test_a_toolset_finds_the_session_of_a_server_that_started_anew(tmp_path: Path) -> None:
+    async with (
+        lasting_server(tmp_path) as url,
+        place_of(tmp_path, kind="toolset", url=url) as place,
+    ):
+        worker = await place.worker()
+        await place.sessions.start_session(
+            "s", script([("die", "1")], [("read", "2")], [("die", "3")])
+        )
+        # Refused with the session of the server before, a read is sent again.
+        assert OUTCOME_UNKNOWN_TOOL_RESULT in json.dumps((await place.answer("s"))["die"])
+        assert server_ledger(tmp_path).count("read") == 1
+        # Another turn lists the tools first.
+        await place.sessions.send_user_message("s", script([("add", "4")]))
+        assert "added 4" in json.dumps((await place.answer("s", 2))["add"])
+        assert server_ledger(tmp_path).count("started") == 3
+        assert await worker.stop() == 0
 
 
 @pytest.mark.long

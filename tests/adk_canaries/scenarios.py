@@ -23,7 +23,10 @@ from google.adk.telemetry import tracing
 from google.adk.tools._request_input_tool import request_input
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.function_tool import FunctionTool
-from google.adk.tools.mcp_tool.mcp_session_manager import StdioConnectionParams
+from google.adk.tools.mcp_tool.mcp_session_manager import (
+    StdioConnectionParams,
+    StreamableHTTPConnectionParams,
+)
 from google.adk.tools.mcp_tool.mcp_toolset import McpToolset
 from google.adk.workflow import Workflow
 from google.adk.workflow.utils import _rehydration_utils
@@ -43,6 +46,7 @@ from dex_agents_google_adk._adk_workarounds import call_ids_of_session
 from dex_agents_google_adk._late_copies import Original
 from support.adk_oracle import Driver, LiveEvents, ScriptedLlm, World, call, stored, text
 from support.checkpoint import Checkpoint
+from support.lasting_mcp_server import lasting_server
 from support.tree_cases import llm
 from support.tree_oracle import TreeWorld
 
@@ -192,6 +196,25 @@ async def a_server_that_dies_in_a_write(folder: Path) -> None:
     assert responses(world) == [{"error": OUTCOME_UNKNOWN_TOOL_RESULT}], (
         f"the model reads {responses(world)} of a write that may have run"
     )
+
+
+async def a_server_that_starts_anew_between_two_calls(folder: Path) -> None:
+    world = World(
+        [call("die", text="1"), call("add", text="2"), call("add", text="3"), text("done")]
+    )
+    async with lasting_server(folder) as url:
+        tools = McpToolset(
+            connection_params=StreamableHTTPConnectionParams(url=url, timeout=PATIENCE_S)
+        )
+        try:
+            runner = AdkAgentRunner(
+                agent_of(world, tools), tool_policies={"die": WRITE, "add": WRITE}
+            )
+            await Driver(runner, world).turn("go")
+        finally:
+            await tools.close()
+    # The first of the two was refused, and may not be sent again.
+    assert "added 3" in str(responses(world)), f"the new server was not asked: {responses(world)}"
 
 
 async def branches_whose_attempt_died(_: Path) -> None:

@@ -37,6 +37,7 @@ from dex_agents_google_adk._adk_workarounds import (
     finished_chat_nodes,
     leaked_branches,
     mcp_errors,
+    mcp_sessions,
     model_lookup,
     nested_node_paths,
     nested_pauses,
@@ -76,7 +77,7 @@ class Defect:
 
 def unguarded(module: Any) -> Off:
     def off(monkeypatch: pytest.MonkeyPatch) -> None:
-        for patch in module.PATCHES:
+        for patch in getattr(module, "PATCHES", None) or module.patches():
             for owner in patch.owners:
                 monkeypatch.setattr(owner, patch.name, patch.original)
         monkeypatch.setattr(module, "apply", lambda: False)
@@ -157,9 +158,14 @@ DEFECTS = {
         unguarded(leaked_branches), scenarios.an_agent_behind_branches_has_none, "begins in"
     ),
     "mcp_errors": Defect(
-        replaced(mcp_errors, "run_of", lambda tool: tool.run_async),
+        replaced(mcp_errors, "run_of", lambda tool, _: tool.run_async),
         scenarios.a_server_that_dies_in_a_write,
         "MCP tool execution failed",
+    ),
+    "mcp_sessions": Defect(
+        unguarded(mcp_sessions),
+        scenarios.a_server_that_starts_anew_between_two_calls,
+        "the new server was not asked",
     ),
     "model_lookup": Defect(
         unguarded(model_lookup),

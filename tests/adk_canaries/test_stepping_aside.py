@@ -18,6 +18,7 @@ from google.adk.events.event_actions import EventActions
 from google.adk.flows.llm_flows.base_llm_flow import BaseLlmFlow
 from google.adk.flows.llm_flows.context import _contents
 from google.adk.telemetry import tracing
+from google.adk.tools.mcp_tool import mcp_session_manager
 from google.adk.tools.mcp_tool.mcp_session_manager import MCPSessionManager
 from google.adk.tools.mcp_tool.mcp_tool import McpTool
 from google.adk.utils import _sync_runner
@@ -28,6 +29,7 @@ from google.adk.workflow.utils import _rehydration_utils, _replay_interceptor
 from google.adk.workflow.utils._replay_manager import ReplayManager
 from google.genai import types
 
+from dex_agents import ToolEffect
 from dex_agents_google_adk._adk_workarounds import (
     AdkWorkaroundWarning,
     agent_callbacks,
@@ -39,6 +41,7 @@ from dex_agents_google_adk._adk_workarounds import (
     finished_chat_nodes,
     leaked_branches,
     mcp_errors,
+    mcp_sessions,
     model_lookup,
     nested_node_paths,
     nested_pauses,
@@ -77,6 +80,7 @@ PATCHED: list[tuple[Any, Any, str, str]] = [
     (node_retries, NodeRunner, "_snapshot_dynamic_children", "more often than"),
     (parallel_pauses, parallel_agent, "_merge_agent_run", "waits in a branch"),
     (finished_chat_nodes, _replay_interceptor, "check_interception", "asked twice"),
+    (mcp_sessions, mcp_session_manager, "_reports_session_terminated", "has ended a session"),
     (leaked_branches, NodeRunner, "_enrich_event", "behind a ParallelAgent"),
     (nested_node_paths, _rehydration_utils, "_reconstruct_node_states", "how far a node"),
     (nested_node_paths, ReplayManager, "_index_events", "how far a node"),
@@ -116,10 +120,10 @@ def test_mcp_errors_step_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     tool = McpTool(
         mcp_tool=descriptor, mcp_session_manager=MCPSessionManager.__new__(MCPSessionManager)
     )
-    assert mcp_errors.run_of(tool) != tool.run_async
+    assert mcp_errors.run_of(tool, ToolEffect.READ) != tool.run_async
     monkeypatch.setattr(mcp_errors, "BaseAuthenticatedTool", LlmAgent)
     with pytest.warns(AdkWorkaroundWarning, match="McpTool has changed"):
-        assert mcp_errors.run_of(tool) == tool.run_async
+        assert mcp_errors.run_of(tool, ToolEffect.READ) == tool.run_async
 
 
 def test_events_that_mislead() -> None:

@@ -43,6 +43,7 @@ from dex_agents_google_adk._adk_workarounds import (
     entry_agent_replay,
     finished_chat_nodes,
     leaked_branches,
+    mcp_sessions,
     model_lookup,
     nested_node_paths,
     nested_pauses,
@@ -177,6 +178,7 @@ class AdkAgentRunner:
         agent_callbacks.apply()
         task_delegations.apply()
         leaked_branches.apply()
+        mcp_sessions.apply()
         nested_node_paths.apply()
         nested_pauses.apply()
         node_retries.apply()

@@ -88,7 +88,7 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
     )
     try:
         async with collecting as events:
-            running = _run(setup, tool, arguments, context)
+            running = _run(setup, call, tool, arguments, context)
             value = await result_or_answer(running, tool, arguments, context)
     except (Exception, SystemExit) as error:
         if (safe := given.secrets.hide_error(error)) is error:
@@ -165,9 +165,13 @@ class _LiveEvents:
 
 
 async def _run(
-    setup: RunnerSetup, tool: BaseTool, arguments: dict[str, Any], context: ToolContext
+    setup: RunnerSetup,
+    call: DeferredToolExecution,
+    tool: BaseTool,
+    arguments: dict[str, Any],
+    context: ToolContext,
 ) -> Any:
-    run_async = mcp_errors.run_of(tool)
+    run_async = mcp_errors.run_of(tool, call.effect)
     if not setup.runs_in_thread(tool.name):
         result = await run_async(args=arguments, tool_context=context)
     else:

@@ -1,5 +1,7 @@
 """ADK turns every failure of an MCP call into a result, so that a write that may have run looks like
-one that failed. In a tool Step the call's effect must decide.
+one that failed. In a tool Step the call's effect must decide. A call that was refused because the server
+had ended the session is attempted again if its effect allows that; else ADK's words stay, as a tool
+could have said the same of a session of its own.
 
 Steps aside when ``McpTool`` no longer has the base class whose ``run_async`` raises.
 """
@@ -14,14 +16,16 @@ from typing import Any
 from google.adk.tools.base_authenticated_tool import BaseAuthenticatedTool
 from google.adk.tools.base_tool import BaseTool
 
+from dex_agents._effects import ToolEffect
+from dex_agents._mcp.ended import may_say_ended
 from dex_agents_google_adk._adk_workarounds import AdkWorkaroundWarning
 
 _MODULE = "google.adk.tools.mcp_tool.mcp_tool"
 _LOST = ("CONNECTION_CLOSED", "REQUEST_TIMEOUT")
 
 
-def run_of(tool: BaseTool) -> Callable[..., Awaitable[Any]]:
-    """The tool's ``run_async``; for an MCP tool one that raises when the outcome is not known."""
+def run_of(tool: BaseTool, effect: ToolEffect) -> Callable[..., Awaitable[Any]]:
+    """The tool's ``run_async``; for an MCP tool one that raises when the effect must decide."""
     module = sys.modules.get(_MODULE)  # MCP is optional in ADK
     kind = getattr(module, "McpTool", None)
     if kind is None or type(tool) is not kind:
@@ -43,6 +47,8 @@ def run_of(tool: BaseTool) -> Callable[..., Awaitable[Any]]:
             return await BaseAuthenticatedTool.run_async(tool, args=args, tool_context=tool_context)
         except mcp.MCPError as error:
             if error.code in [getattr(mcp_types, name) for name in _LOST]:
+                raise
+            if effect.maximum_attempts > 1 and may_say_ended(error.code, error.message):
                 raise
             # The server's own answer, in ADK's words.
             return {"error": f"MCP tool execution failed: {error}"}

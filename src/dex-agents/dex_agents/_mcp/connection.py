@@ -13,17 +13,15 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from mcp import Client, MCPError
-from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST
+from mcp_types import CONNECTION_CLOSED
 
+from dex_agents._mcp.ended import may_say_ended
 from dex_agents._mcp.servers import McpServer, redacted
 
 _LOGGER = logging.getLogger("dex_agents")
 _T = TypeVar("_T")
 # A second try may time out, too, and the client library ends a server that stays within 4 s.
 _UNWIND_S = 20.0
-# What a server answers that has ended the session, as after a restart or a long silence.
-_ENDED_CODES = (INVALID_REQUEST, -32001)
-_ENDED_TEXTS = ("session terminated", "session not found")
 
 
 class McpConnectionError(ConnectionError):
@@ -81,7 +79,7 @@ class McpConnection:
         try:
             return await self._send(opened, send)
         except MCPError as error:
-            if not (_may_have_ended(error) and await self._has_ended(opened)):
+            if not (may_say_ended(error.code, error.message) and await self._has_ended(opened)):
                 raise
         return await self._send(await self._open(), send)
 
@@ -121,7 +119,7 @@ class McpConnection:
                     await opened.client.result().list_tools()
                     return False
                 except MCPError as error:
-                    if not _may_have_ended(error):
+                    if not may_say_ended(error.code, error.message):
                         return False
                 self._leave(opened)
             return True
@@ -186,10 +184,6 @@ class McpConnection:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         return redacted(f"{type(error).__name__}: {error}", self._server.secrets)
-
-
-def _may_have_ended(error: MCPError) -> bool:
-    return error.code in _ENDED_CODES and error.message.lower() in _ENDED_TEXTS
 
 
 def _fail(client: asyncio.Future[Client], error: Exception) -> None:
