@@ -127,8 +127,8 @@ def test_second_engine_on_the_port_is_refused(tmp_path: Path) -> None:
 
 def test_unusable_files(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no database")
-    assert "not a dex-lite data file" in refused("--data", "file", folder=tmp_path)
-    assert "file" in refused("--data", "file/a.db", folder=tmp_path)
+    assert "not a dex-lite data file" in refused("--port", "0", "--data", "file", folder=tmp_path)
+    assert "file" in refused("--port", "0", "--data", "file/a.db", folder=tmp_path)
     assert (tmp_path / "file").read_text() == "no database"
 
 
