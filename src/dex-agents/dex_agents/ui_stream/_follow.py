@@ -168,8 +168,9 @@ async def open_ui_stream(
     if turn_id != "":
         check_turn_id(turn_id)
     snapshot = await sessions.get_agent_snapshot(session_id)
-    start = Position.parse(last_event_id) if last_event_id else Position("")
-    wanted = turn_id or start.turn_id or _newest_turn(snapshot)
+    start = Position.parse(last_event_id) if last_event_id else None
+    wanted = turn_id or (start.turn_id if start else "") or _newest_turn(snapshot)
+    start = start or Position(wanted)
     sent = start.sent if wanted == start.turn_id else 0
     behind = frozenset(after_interrupts)
     follower = _Follower(
