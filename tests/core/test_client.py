@@ -68,8 +68,12 @@ async def test_a_wait_ends_in_time_and_says_so(stages: Stages) -> None:
         await stage.sessions.start_session("s", "hi")
         await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
         started = time.monotonic()
-        with pytest.raises(TurnWaitTimeoutError, match="did not end turn 2 in time"):
-            await stage.sessions.wait_for_turn("s", 2, timeout_s=0.2)
+        with pytest.raises(TurnWaitTimeoutError) as raised:
+            await stage.sessions.wait_for_turn("s", 3, timeout_s=0.2)
+        assert str(raised.value) == (
+            "session 's' did not end turn 3 in time: it is idle, 1 turns are done and no message "
+            "waits, so nothing opens turn 2; send one with send_user_message; it goes on, wait again"
+        )
         with pytest.raises(
             TurnWaitTimeoutError,
             match=r"neither ended turn 2 nor asked a person in time: .* wait again",

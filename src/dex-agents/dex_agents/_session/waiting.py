@@ -34,7 +34,7 @@ async def wait_for_turns(
     deadline = time.monotonic() + timeout_s
     what = f"did not end turn {turns_done}"
     done = AttributeMatch.greater_than_or_equal(turns_done)
-    await _wait(connection, session_id, resources.turns_done, done, deadline, what)
+    await _wait(connection, session_id, turns_done, resources.turns_done, done, deadline, what)
 
 
 async def wait_until_settled(
@@ -53,12 +53,15 @@ async def wait_until_settled(
             if snapshot.revision
             else AttributeMatch.greater_than(0)
         )
-        await _wait(connection, session_id, resources.revision, other, deadline, what)
+        await _wait(
+            connection, session_id, turns_done, resources.revision, other, deadline, what
+        )
 
 
 async def _wait(
     connection: SessionConnection,
     session_id: str,
+    turns_done: int,
     attribute: Any,
     match: AttributeMatch[int],
     deadline: float,
@@ -80,7 +83,8 @@ async def _wait(
         except SessionUnavailableError as error:
             await _bear(error, deadline)
         except (RequestTimeoutError, TimeoutError):
-            raise _timeout(session_id, what, await _why_not(connection, session_id)) from None
+            why = await _why_not(connection, session_id, turns_done)
+            raise _timeout(session_id, what, why) from None
 
 
 async def _snapshot(
@@ -103,7 +107,7 @@ async def _bear(error: SessionUnavailableError, deadline: float) -> None:
     await asyncio.sleep(_RECONNECT_S)
 
 
-async def _why_not(connection: SessionConnection, session_id: str) -> str:
+async def _why_not(connection: SessionConnection, session_id: str, turns_done: int) -> str:
     try:
         async with asyncio.timeout(_LOOK_S):
             snapshot = await stored_snapshot(connection, session_id)
@@ -112,7 +116,13 @@ async def _why_not(connection: SessionConnection, session_id: str) -> str:
     waiting = [f"{i.tool_name} ({i.interrupt_id})" for i in snapshot.pending_interrupts]
     if waiting:
         return f"it waits for an answer about {', '.join(waiting)}"
-    return f"it is {snapshot.status}, {snapshot.turns_done} turns are done"
+    why = f"it is {snapshot.status}, {snapshot.turns_done} turns are done"
+    if snapshot.status == "idle" and snapshot.turns_done < turns_done:
+        why += (
+            f" and no message waits, so nothing opens turn {snapshot.turns_done + 1}; send one with "
+            "send_user_message"
+        )
+    return why
 
 
 def _timeout(session_id: str, what: str, why: str) -> TurnWaitTimeoutError:
