@@ -53,9 +53,7 @@ async def wait_until_settled(
             if snapshot.revision
             else AttributeMatch.greater_than(0)
         )
-        await _wait(
-            connection, session_id, turns_done, resources.revision, other, deadline, what
-        )
+        await _wait(connection, session_id, turns_done, resources.revision, other, deadline, what)
 
 
 async def _wait(

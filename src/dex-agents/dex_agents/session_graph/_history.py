@@ -44,11 +44,13 @@ class Box:
         state: How it ended, or ``waiting`` for a person, or ``running``.
         facts: Short texts: which agent it belongs to, status, attempts, durations, the failure. Of a
             model call that failed the agent is not known.
+        has_begun: Of a tool call, whether a Step that runs its tool has begun.
     """
 
     title: str
     state: State
     facts: list[str] = field(default_factory=list)
+    has_begun: bool = False
 
 
 @dataclass
@@ -239,7 +241,9 @@ def _turn(
 def _end_open_boxes(turn: TurnHistory, end: str) -> None:
     for box in (box for row in turn.rows for box in row):
         if box.state in ("waiting", "running"):
-            box.state = "unknown"
+            # What only ever waited for a person cannot have run.
+            is_unrun = box.state == "waiting" and not box.has_begun
+            box.state = "failed" if is_unrun else "unknown"
             box.facts = [f"ended with the {end}", *box.facts]
 
 
@@ -282,6 +286,7 @@ def _call_box(task: Mapping[str, Any], steps: list[_Execution], record: Any) -> 
             box.facts.append(f"waited {waited} for {_awaited(step)}")
     for step in steps:
         if step.step_type in _TOOL_STEPS:
+            box.has_begun = True
             box.facts.append(f"ran {span_text(step.execute_s)}{_attempts(step)}")
     if record is not None and (why := record.get("error") or record.get("rejection_message")):
         box.facts.append(str(why))
