@@ -14,9 +14,10 @@ from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
 
 from core.conftest import TURN_S, Stages
-from core.scripted_runner import Answer, Call, Tool
+from core.scripted_runner import Answer, Call, ScriptedRunner, Tool
 from core.test_waiting_calls import WaitingRunner
 from dex_agents import (
+    AgentSessionFlow,
     AgentTurnError,
     DeferredToolExecution,
     InterruptKind,
@@ -183,6 +184,33 @@ async def test_what_counts_no_more_or_was_never_ended_shows(stages: Stages) -> N
     # One may have run, the other has only waited for a person.
     for box, state in ((running, "unknown"), (waiting, "failed")):
         assert (box.state, box.facts[0]) == (state, "ended with the session")
+
+
+async def test_a_session_without_turns_says_why(stages: Stages) -> None:
+    async with stages.play(["one"], {}) as stage:
+        sessions, address = stage.sessions, stage.engine.address
+        await sessions.start_session("s", "hello")
+        await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        assert (await read_session_history(address, "s")).facts == []
+        await sessions.fork_session("s", "f")
+        forked = await read_session_history(address, "f")
+        assert (forked.turns, forked.facts) == ([], ["forked from s at t1", "waits for a message"])
+        assert "forked from s at t1" in history_mermaid(forked)
+        assert "forked from s at t1" in history_svg(forked)
+        await sessions.close_session("f")
+        closed = await read_session_history(address, "f")
+        assert closed.facts[1:] == ["completed without a turn of its own"]
+        # Nobody serves this Flow type.
+        flow = AgentSessionFlow(ScriptedRunner([]), flow_type="Alone<")
+        async with session_client(flow, server_address=address) as others:
+            await others.start_session("alone", "hello")
+            alone = await read_session_history(address, "alone")
+    assert (alone.turns, alone.facts) == ([], ["waits for a Worker of Alone<"])
+    assert history_mermaid(alone) == (
+        'flowchart TD\n  session["alone<br/>waits for a Worker of Alone#60;"]\n'
+    )
+    texts = [text.text for text in ElementTree.fromstring(history_svg(alone)).iter(SVG + "text")]
+    assert texts == ["alone: Alone<, running", *alone.facts]
 
 
 async def test_every_kind_of_wait_has_its_name(stages: Stages) -> None:

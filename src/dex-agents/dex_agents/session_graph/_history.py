@@ -83,12 +83,14 @@ class SessionHistory:
 
     Attributes:
         status: Of the Flow: ``"running"``, ``"completed"`` …
+        facts: Short texts: what it was forked from, and what it waits for while no turn shows it.
     """
 
     session_id: str
     flow_type: str
     status: str
     turns: list[TurnHistory]
+    facts: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -114,17 +116,22 @@ def build_history(session_id: str, events: Iterable[pb.FlowHistoryEvent]) -> Ses
     ends: dict[str, float] = {}  # of executions, when their end was stored
     newest_s = 0.0
     removed: Ranges = ()
+    is_served = False  # whether a Worker has ever answered for it
     for event in events:
         newest_s = _seconds(event.event_time)
         kind = event.WhichOneof("payload")
         if kind == "flow_started_or_continued":
-            history.flow_type = event.flow_started_or_continued.flow_type
+            started = event.flow_started_or_continued
+            history.flow_type = started.flow_type
+            history.facts += _forked_from(started.initial_start.initial_attributes)
         elif kind == "flow_closed":
             name = pb.FlowStatus.Name(event.flow_closed.flow_status)
             history.status = name.removeprefix("FLOW_STATUS_").lower()
         elif kind == "rpc_execution_completed":
+            is_served = True
             removed = _removed(event.rpc_execution_completed.upsert_attributes, removed)
         elif kind is not None and kind.startswith("step_") and not kind.endswith("_pending"):
+            is_served = True
             body = getattr(event, kind)
             _note(executions, kind, body, ends.get(body.context.from_step_execution_id, 0.0))
             if kind.startswith("step_execute"):
@@ -144,7 +151,21 @@ def build_history(session_id: str, events: Iterable[pb.FlowHistoryEvent]) -> Ses
             turn.outcome = "closed"
             _end_open_boxes(turn, "session")
         history.turns.append(turn)
+    if not history.turns:
+        history.facts.append(_why_no_turn(history, is_served))
     return history
+
+
+def _why_no_turn(history: SessionHistory, is_served: bool) -> str:
+    if history.status != _RUNNING:
+        return f"{history.status} without a turn of its own"
+    return "waits for a message" if is_served else f"waits for a Worker of {history.flow_type}"
+
+
+def _forked_from(attributes: Iterable[pb.KV]) -> list[str]:
+    """Where a fork began, of the Attributes that a session was started with."""
+    found = (_value(pair.value) for pair in attributes if pair.key == resources.fork.name)
+    return [f"forked from {of['source']} at t{of['last_turn']}" for of in found if of]
 
 
 def _removed(writes: Iterable[pb.AttributeWrite], before: Ranges) -> Ranges:

@@ -38,6 +38,10 @@ def history_mermaid(history: SessionHistory) -> str:
     above: list[str] = []
     used: set[str] = set()
     count = 0
+    if history.facts:
+        above.append("session")
+        label = "<br/>".join(escape(cut(text)) for text in (history.session_id, *history.facts))
+        lines.append(f'  session["{label}"]')
     for number, turn in enumerate(history.turns):
         label = f"{turn.turn_id}: {turn.label(', ')}"
         lines.append(f'  subgraph turn{number}["{escape(label)}"]')

@@ -46,10 +46,17 @@ def history_svg(history: SessionHistory) -> str:
     check_instance("history", history, SessionHistory, "it comes from read_session_history()")
     turns = [[_lines(row) for row in turn.rows] for turn in history.turns]
     widths = [_row_width(line) for rows in turns for lines in rows for line in lines]
-    inner = max([360.0, *widths])
+    facts = (_length(cut(fact)) * _CHARACTER for fact in history.facts)
+    inner = max([360.0, *widths, *facts])
     width = inner + 4 * _MARGIN
     y = _MARGIN + 26.0
     parts = []
+    for fact in history.facts:
+        parts.append(
+            f'<text class="line" fill="#5d6778" font-size="12" x="{_MARGIN}" y="{y:.1f}">'
+            f"{_text(cut(fact))}</text>"
+        )
+        y += _LINE
     for turn, rows in zip(history.turns, turns, strict=True):
         drawn, y = _draw_turn(turn, rows, y, width)
         parts += drawn
