@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -58,6 +59,24 @@ async def test_the_demo_survives_its_own_kill(tmp_path: Path) -> None:
     ]
     assert len({entry["key"] for entry in provider.entries()}) == 1
     assert len({entry["pid"] for entry in provider.entries()}) == 2
+
+
+@pytest.mark.parametrize("demo", ["demo", "demo.web"])
+async def test_ctrl_c_while_it_loads_stops_the_demo(demo: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        f"from dex_agents_google_adk.{demo} import main; main()",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        assert await process.stderr.readline() == "Google ADK loads …\n".encode()
+        process.send_signal(signal.SIGINT)
+        assert (await process.stderr.read()).decode() == "\nStopped.\n"
+        assert await process.wait() == 130
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ class Attempt:
         maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
         answers: What models have answered, here and in attempts that died.
         tool_events: Events that tools' Steps have left.
+        number: From 1; one more each time that the Step is tried again.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class Attempt:
         maximum_model_calls: int = 0,
         answers: KeptAnswers | None = None,
         tool_events: ToolEvents | None = None,
+        number: int = 1,
     ) -> None:
+        self.number = number
         self.answers = answers or KeptAnswers(None)
         self.invocation_id = ""
         self.turn_starts_at = 0  # index of the turn's first event in the session
@@ -125,6 +128,7 @@ class Attempt:
         self.responses: list[OpenResponse] = []
         self.model_errors: list[BaseException] = []
         self.callback_errors: list[BaseException] = []
+        self.traced_errors: list[BaseException] = []  # which ADK has logged
         self._open: dict[AgentKey, OpenResponse] = {}
         self._replays: dict[tuple[str, str | None, str], _Replay] = {}
         self._settled_contexts: dict[int, ToolContext] = {}
@@ -409,12 +413,14 @@ class Attempt:
         return id(context) in self._settled_contexts
 
     def release_contexts(self) -> None:
-        """Forget ADK's contexts at the end. They know this record: while it knows them too, the
-        session, with a copy of every event, stays until Python's collector of cycles comes.
+        """Forget ADK's contexts at the end, and what it has logged. They know this record: while
+        it knows them too, the session, with a copy of every event, stays until Python's collector
+        of cycles comes.
         """
         self.responses.clear()
         self._open.clear()
         self._settled_contexts.clear()
+        self.traced_errors.clear()
 
     def paused_responses(self) -> list[OpenResponse]:
         """Responses that now wait, in the order in which they came."""

@@ -7,6 +7,7 @@ client or we said is in the turn's error, and in one line of the log.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 from google.adk.agents.invocation_context import LlmCallsLimitExceededError
 
@@ -20,16 +21,21 @@ _ADK_LOGGERS = ("google_adk.google.adk.runners", "google_adk.google.adk.workflow
 def known_error(attempt: Attempt, error: BaseException) -> BaseException | None:
     """What to raise for an exception of an attempt's run; ``None`` if nothing is known of it."""
     # ADK wraps what a plugin raises, so the error may be a cause.
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         if isinstance(cause, AgentError) or _holds(attempt.callback_errors, cause):
             return cause
         if isinstance(cause, LlmCallsLimitExceededError):
             return AgentTurnError(f"the turn made too many model calls: {cause}")
         if _holds(attempt.model_errors, cause):
             return classify(cause)
-        cause = cause.__cause__
     return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 def _holds(errors: list[BaseException], wanted: BaseException) -> bool:
@@ -37,14 +43,23 @@ def _holds(errors: list[BaseException], wanted: BaseException) -> bool:
 
 
 class _ReportedFilter(logging.Filter):
-    """Drops what ADK logs of an attempt's failure that the turn reports."""
+    """Drops what ADK logs of an attempt's failure that the turn reports.
+
+    Of anything else, such as a bug in a callback, one trace is left: the first in the first attempt.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         attempt = current_attempt()
         error = record.exc_info[1] if record.exc_info else None
         if attempt is None or error is None:
             return True
-        return not isinstance(known_error(attempt, error), AgentError)
+        if isinstance(known_error(attempt, error), AgentError):
+            return False
+        causes = list(_causes(error))
+        if any(_holds([*attempt.model_errors, *attempt.traced_errors], cause) for cause in causes):
+            return False
+        attempt.traced_errors += causes
+        return attempt.number == 1
 
 
 class _UnmadeClientFilter(logging.Filter):

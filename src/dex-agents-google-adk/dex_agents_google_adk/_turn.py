@@ -134,6 +134,7 @@ class _TurnAttempt:
             model_calls_so_far=request.model_calls_so_far,
             maximum_model_calls=self._setup.run_config.max_llm_calls,
             answers=KeptAnswers(request.checkpoint),
+            number=request.attempt,
             tool_events=ToolEvents([item.get("id", "") for item in self._earlier_items]),
         )
 

@@ -43,16 +43,18 @@ def agent_worker_options(
 
     The SDK takes as many tasks as there are cores and keeps one slot free for RPCs: on two cores
     one Step at a time, and a model call of a minute holds up every other session. Agents mostly
-    wait, so 64 slots (63 for Steps) fit in one process. Four idle streams let a response with
-    several tool calls start them together; many more cost a lone turn CPU, because the SDK goes
-    through all of them at the start and end of every task.
+    wait, so 64 slots (63 for Steps) fit in one process. Sixteen idle streams let a response with
+    many tool calls start them together. The SDK keeps a stream whose task has ended as long as no
+    more are idle than that, and closes it otherwise; a task that was just sent to it then has to
+    be sent again. Many more cost a lone turn CPU, because the SDK goes through all of them at the
+    start and end of every task.
 
     Args:
         server_address: ``host:port`` of dex-lite or a Dex Server.
         max_concurrent_tasks: Steps and RPCs at once. Leave room for the largest number of tool
             calls in one model response, and one more.
-        idle_streams_per_queue: Streams kept open for the next tasks; with few, the SDK closes streams just as tasks
-            are sent to them, which costs a second try.
+        idle_streams_per_queue: Streams kept open for the next tasks, for each Flow type and for
+            the Worker's own queue.
         app_worker_id: Name of the process, new at every start; made up if ``None``.
 
     Raises:

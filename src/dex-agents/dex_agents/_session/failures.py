@@ -41,7 +41,13 @@ class ToolStepError(Exception):
 
 
 class ModelStepError(Exception):
-    """An attempt of ``RunModel`` failed; the text is the runner's."""
+    """An attempt of ``RunModel`` failed; the text is the runner's.
+
+    Attributes:
+        is_told: Whether the log has a line of it.
+    """
+
+    is_told = False
 
 
 def clean_text(text: str, limit: int = MAX_DETAIL_BYTES) -> str:
@@ -94,11 +100,18 @@ def tool_failure(error: BaseException) -> Exception:
     return _carried(ToolStepError(describe(error)), error)
 
 
-def model_failure(error: BaseException) -> Exception:
-    """What a Step raises for a runner's exception that is not the tool's."""
+def model_failure(error: BaseException, *, is_told: bool = False) -> Exception:
+    """What a Step raises for a runner's exception that is not the tool's.
+
+    Args:
+        is_told: Whether the log has a line of it.
+    """
     if isinstance(error, ModelCallError):
-        return _carried(ModelStepError(message_of(error, MAX_DETAIL_BYTES)), error)
-    return _carried(ModelStepError(describe(error)), error)
+        own = ModelStepError(message_of(error, MAX_DETAIL_BYTES))
+    else:
+        own = ModelStepError(describe(error))
+    own.is_told = is_told
+    return _carried(own, error)
 
 
 def _carried(own: Exception, cause: BaseException) -> Exception:

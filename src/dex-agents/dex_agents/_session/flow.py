@@ -23,6 +23,7 @@ from dex_agents._contract import AgentFrameworkRunner, HistoryCompactor, Interru
 from dex_agents._session import interrupts, resources, steering, step_options
 from dex_agents._session.compaction import CompactionPolicy
 from dex_agents._session.encoding import decode, encode
+from dex_agents._session.failure_log import silence_told_failures
 from dex_agents._session.fork import is_incomplete, read_fork, take_piece
 from dex_agents._session.options import AgentSessionOptions, check_duration
 from dex_agents._session.pages import read_page
@@ -123,6 +124,7 @@ class AgentSessionFlow(Flow[bytes]):
                     f"the runner, a {type(runner).__name__}, cannot summarize a session's history; "
                     "leave compaction out"
                 )
+        silence_told_failures()
         self.runner = runner
         self.compaction = compaction
         self.options = options or AgentSessionOptions()

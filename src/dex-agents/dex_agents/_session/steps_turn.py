@@ -37,6 +37,7 @@ from dex_agents._media.reference import references_from_json
 from dex_agents._session import interrupts, resources, steering, step_options
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.events import StepEvents
+from dex_agents._session.failure_log import tell_failed_attempt
 from dex_agents._session.failures import (
     RUNNER_FAILURES,
     clean_text,
@@ -253,8 +254,10 @@ class RunModel(SessionStep):
             span.end(type(error).__name__, turn_error_text(error))
             raise
         except RUNNER_FAILURES as error:
-            failure = model_failure(error)
+            failure = model_failure(error, is_told=True)
             events.emit("model_call_failed", error=str(failure))
+            attempts = self._flow.options.model_attempts
+            tell_failed_attempt(context, before.turn_id, attempts, failure, error)
             end_without_answer(span, type(error).__name__, str(failure))
             raise failure from None
         finally:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from dex_agents_google_adk.demo import say_that_it_loads
+from dex_agents_google_adk.demo import loading
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Serve the demo's agent with a page for it, until Ctrl-C."""
-    say_that_it_loads()
-    try:
+    with loading("dex_lite", "starlette", "typer", "uvicorn"):
         from dex_agents_google_adk.demo.web._serve import run
-    except ModuleNotFoundError as error:
-        if error.name not in ("dex_lite", "starlette", "typer", "uvicorn"):
-            raise
-        raise SystemExit(
-            f"The demo needs {error.name}: pip install 'dex-agents-google-adk[demo]'"
-        ) from None
     run()
