@@ -47,6 +47,7 @@ from dex_agents._session.records import (
     StoredInterrupt,
     TurnState,
     content_digest,
+    message_digest,
     message_from_json,
     message_to_json,
 )
@@ -160,11 +161,25 @@ def test_the_header_stays_small_however_long_message_ids_are() -> None:
     header = Header()
     ids = [f"{number} " * 60 for number in range(3 * MESSAGE_IDS_KEPT)]
     messages = [{"id": one, "text": one} for one in ids]
-    assert all(header.remember_message(one) for one in messages)
-    assert not header.remember_message(messages[-MESSAGE_IDS_KEPT])
+    assert all(header.remember_message(one, turn) for turn, one in enumerate(messages, 1))
+    assert not header.remember_message(messages[-MESSAGE_IDS_KEPT], 1_000)
     assert header.content_of(ids[-1]) == content_digest(messages[-1])
-    assert header.remember_message(messages[0])
+    assert header.remember_message(messages[0], 1_000)
+    assert header.turns_of_messages()[message_digest(ids[0])] == 1_000
+    assert header.turns_of_messages()[message_digest(ids[-1])] == len(ids)
+    assert len(header.turns_of_messages()) == MESSAGE_IDS_KEPT
     assert len(encode(header.to_json())) < 1_500
+
+
+def test_turns_of_messages_of_an_older_release_are_not_known() -> None:
+    header = Header()
+    header.remember_message({"id": "old", "text": "x"}, 1)
+    stored = {k: v for k, v in header.to_json().items() if k != "message_turns"}
+    header = Header.from_json(stored)
+    assert header.turns_of_messages() == {}
+    header.remember_message({"id": "new", "text": "x"}, 2)
+    assert header.turns_of_messages() == {message_digest("new"): 2}
+    assert not header.remember_message({"id": "old", "text": "x"}, 3)
 
 
 def test_calls_of_a_turn_have_different_names() -> None:

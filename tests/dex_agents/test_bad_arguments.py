@@ -61,7 +61,6 @@ from dex_agents.ui_stream import (
     TurnFold,
     UiStreamOptions,
     answer_approvals,
-    next_turn,
     open_ui_stream,
 )
 from dex_agents.ui_stream.ag_ui import answer_resume
@@ -502,11 +501,6 @@ CASES: list[tuple[Callable[[], Any], type, str]] = [
         lambda: UiStreamOptions(show_errors=1),  # type: ignore[arg-type]
         TypeError,
         "show_errors must be True or False, got 1",
-    ),
-    (
-        lambda: next_turn(NO),
-        TypeError,
-        "snapshot must be an AgentSnapshot, got NoneType; get_agent_snapshot() gives one",
     ),
     (
         lambda: AdkSessionRunner(NO, NO),

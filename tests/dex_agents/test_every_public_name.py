@@ -97,6 +97,7 @@ GOOD: dict[str, Callable[[], Any]] = {
     "interrupt_id": lambda: "i",
     "kind": lambda: InterruptKind.INPUT,
     "marker_dir": lambda: "marks",
+    "message_id": lambda: "m",
     "messages": lambda: ["hello"],
     "mime_type": lambda: "image/png",
     "name": lambda: "n",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 from starlette.applications import Starlette
 
-from core.conftest import TURN_S, Stages, stages
+from core.conftest import TURN_S, Stage, Stages, stages
 from core.scripted_runner import Answer, Call
+from core.test_cancel import Hold
 from dex_agents import AgentSessionClient, DeferredToolExecution
+from dex_agents.ui_stream import AiSdkEncoder, open_ui_stream
 from support.ai_sdk import read_streams
 from support.requirements import REPOSITORY
 
@@ -44,13 +48,6 @@ async def test_the_chat_endpoint_of_the_page(stages: Stages) -> None:
                 assert answer.headers["x-vercel-ai-ui-message-stream"] == "v1"
                 return answer.text
 
-            def said(message_id: str, text: str) -> Any:
-                return {
-                    "id": message_id,
-                    "role": "user",
-                    "parts": [{"type": "text", "text": text}],
-                }
-
             begun = said("m1", "hi")
             # The line broke, and the client sends its first message once more.
             greeted, again = await post(begun), await post(begun)
@@ -67,3 +64,110 @@ async def test_the_chat_endpoint_of_the_page(stages: Stages) -> None:
             (done,) = read_streams([(7, [first, second])])
             assert [part["text"] for part in done.parts("text")] == ["It is paid."]
             assert done.parts("dynamic-tool")[0]["output"] == "paid"
+
+
+def said(message_id: str, text: str) -> Any:
+    return {"id": message_id, "role": "user", "parts": [{"type": "text", "text": text}]}
+
+
+def answer_of(text: str) -> str:
+    (read,) = read_streams([(7, [text])])
+    assert read.errors == []
+    return "".join(part["text"] for part in read.parts("text"))
+
+
+@contextlib.asynccontextmanager
+async def chat_of_the_page(stage: Stage) -> AsyncIterator[Callable[..., Any]]:
+    """Posts messages to the endpoint, each as the newest one of a chat."""
+    transport = httpx.ASGITransport(app_of_the_page()(stage.sessions))
+    async with httpx.AsyncClient(transport=transport, base_url="http://page") as http:
+
+        async def post(*messages: Any, status: int = 200) -> str:
+            body = {"id": "chat", "messages": list(messages)}
+            async with asyncio.timeout(TURN_S):
+                answer = await http.post("/api/chat", json=body)
+            assert answer.status_code == status, answer.text
+            return answer.text
+
+        yield post
+
+
+async def test_each_message_gets_its_own_answer(stages: Stages) -> None:
+    """Sent again, and two at the same moment."""
+    async with (
+        stages.play(["one", "two", "three", "four"]) as stage,
+        chat_of_the_page(stage) as post,
+    ):
+        first = said("m1", "first")
+        assert answer_of(await post(first)) == "one"
+        for _ in range(2):
+            assert answer_of(await post(first, said("m2", "second"))) == "two"
+        both = await asyncio.gather(
+            post(first, said("m3", "third")), post(first, said("m4", "fourth"))
+        )
+        page = await stage.sessions.list_messages("chat", turns=10)
+        answers = {m.turn_id: m.text for m in page.messages if m.role == "assistant"}
+        asked = {m.text: m.turn_id for m in page.messages if m.role == "user"}
+        assert [answer_of(text) for text in both] == [
+            answers[asked["third"]],
+            answers[asked["fourth"]],
+        ]
+        assert asked["third"] != asked["fourth"]
+        for message in (first, said("m2", "second")):
+            again = [first, message] if message is not first else [first]
+            assert answer_of(await post(*again)) == answers[asked[message["parts"][0]["text"]]]
+        assert (await stage.sessions.get_agent_snapshot("chat")).turns_done == 4
+
+
+async def test_a_message_behind_one_that_steers(stages: Stages) -> None:
+    hold = Hold()
+    async with (
+        stages.play([[Call("hold")], "one", "two"], {"hold": hold}) as stage,
+        chat_of_the_page(stage) as post,
+    ):
+        first = said("m1", "first")
+        opened = asyncio.create_task(post(first))
+        await hold.reached()
+        await stage.sessions.steer_user_message("chat", "left", message_id="steer")
+        await stage.sessions.send_user_message("chat", "second", message_id="m2")
+        assert await stage.sessions.get_message_turn("chat", "m1") == "t1"
+        assert await stage.sessions.get_message_turn("chat", "steer") == ""
+        later = asyncio.create_task(post(first, said("m2", "second")))
+        steered = await open_ui_stream(
+            stage.sessions, "chat", AiSdkEncoder("chat"), message_id="steer", keep_alive_s=0.05
+        )
+        assert await anext(steered) == ": waiting\n\n"
+        hold.may_go.set()
+        async with asyncio.timeout(TURN_S):
+            frames = "".join([frame async for frame in steered])
+        assert answer_of(await opened) == answer_of(frames) == "one"
+        assert answer_of(await later) == "two"
+        assert await stage.sessions.get_message_turn("chat", "steer") == "t1"
+        assert await stage.sessions.get_message_turn("chat", "none") is None
+
+
+async def test_an_approval_that_comes_again_after_a_later_turn(stages: Stages) -> None:
+    script: list[Answer] = [[Call("pay", approval=True)], "It is paid.", "later"]
+    async with stages.play(script, {"pay": pay}) as stage, chat_of_the_page(stage) as post:
+        first = said("m1", "pay it")
+        (paused,) = read_streams([(7, [await post(first)])])
+        (call,) = paused.parts("dynamic-tool")
+        call["state"], call["approval"]["approved"] = "approval-responded", True
+        second = await post(first, paused.message)
+        assert answer_of(await post(first, paused.message, said("m2", "more"))) == "later"
+        assert await post(first, paused.message) == second
+        call["approval"]["id"] = "t7.1.0"
+        assert "never asked" in await post(first, paused.message, status=400)
+
+
+async def test_mistakes_of_a_client(stages: Stages) -> None:
+    async with stages.play(["one"]) as stage, chat_of_the_page(stage) as post:
+        first = said("m1", "first")
+        await post(first, said("m2", "x"), status=404)
+        await post(first)
+        await post(said("m1", "other"), status=409)
+        await post(said("m9", "first"), status=409)
+        await post(first, said("m1", "other"), status=409)
+        await post(first, said("m2", ""), status=400)
+        await stage.sessions.close_session("chat")
+        await post(first, said("m2", "x"), status=410)

@@ -28,7 +28,6 @@ from dex_agents.ui_stream import (
     Position,
     UiEncoder,
     answer_approvals,
-    next_turn,
     open_ui_stream,
 )
 from dex_agents.ui_stream.ag_ui import AgUiEncoder, answer_resume
@@ -153,14 +152,12 @@ async def test_the_id_of_another_turn_only_says_where_to_look(stages: Stages) ->
     async with stages.play(["one", "two"]) as stage:
         await stage.sessions.start_session("s", "hello")
         first = await collect(await open_ui_stream(stage.sessions, "s", AiSdkEncoder("s")))
-        turn = next_turn(await stage.sessions.get_agent_snapshot("s"))
-        assert turn == "t2"
-        await stage.sessions.send_user_message("s", "again")
+        message_id = await stage.sessions.send_user_message("s", "again")
         stream = await open_ui_stream(
             stage.sessions,
             "s",
             AiSdkEncoder("s"),
-            turn_id=turn,
+            message_id=message_id,
             last_event_id=event_ids(first)[-1],
         )
         second = payloads(await collect(stream))
@@ -341,9 +338,22 @@ async def test_a_pause_that_never_was_is_told(stages: Stages) -> None:
         await stage.sessions.start_session("s", "hello")
         await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
         stream = await open_ui_stream(
-            stage.sessions, "s", AiSdkEncoder("s"), after_interrupts=["nobody asked"]
+            stage.sessions, "s", AiSdkEncoder("s"), after_interrupts=["t1.9.0"]
         )
         assert [part["type"] for part in payloads(await collect(stream))] == ["error"]
+        for asked, turn_id, why in (
+            (["nobody asked"], "", "never asked interrupt 'nobody asked'"),
+            (["t2.1.0"], "", "never asked interrupt 't2.1.0'"),
+            (["t1.1.0"], "t2", "were asked in turn t1, not in t2"),
+        ):
+            with pytest.raises(InvalidInputError, match=why):
+                await open_ui_stream(
+                    stage.sessions,
+                    "s",
+                    AiSdkEncoder("s"),
+                    turn_id=turn_id,
+                    after_interrupts=asked,
+                )
 
 
 @pytest.mark.parametrize("engine_dies_too", [False, True])

@@ -186,8 +186,12 @@ async def test_the_api_by_itself(web: tuple[Web, httpx.AsyncClient]) -> None:
     assert "http" not in page.text.replace(".http", ""), "the page loads nothing from elsewhere"
     session = "/api/sessions/s"
     assert (await http.get(session)).status_code == 404
-    sent = await http.post(f"{session}/messages", json={"text": QUESTION})
-    assert sent.json() == {"turnId": "t1"}
+    message = {"text": QUESTION, "messageId": "m1"}
+    for _ in range(2):  # the first answer was lost
+        sent = await http.post(f"{session}/messages", json=message)
+        assert sent.json() == {"messageId": "m1"}
+    other = await http.post(f"{session}/messages", json={**message, "text": "other"})
+    assert other.status_code == 409
     snapshot = await served.sessions.wait_until_settled("s", turns_done=1, timeout_s=TURN_S)
     (pending,) = snapshot.pending_interrupts
     assert (await http.get(session)).json()["status"] == "waiting"
@@ -197,7 +201,10 @@ async def test_the_api_by_itself(web: tuple[Web, httpx.AsyncClient]) -> None:
     assert "other arguments" in wrong.json()["error"]
     assert (await http.post(answer, json={"approved": "yes"})).status_code == 400
     assert (await http.post(answer, json={"approved": False})).json() == {}
-    stream = await http.get(f"{session}/turns/t1")
+    stream = await http.get(f"{session}/messages/m1/turn")
+    assert (await http.get(f"{session}/turns/t1")).text == stream.text
+    assert (await http.get(f"{session}/messages/m2/turn")).status_code == 400
+    assert (await served.sessions.get_agent_snapshot("s")).turns_done == 1
     assert stream.headers["content-type"].startswith("text/event-stream")
     lines = [line[6:] for line in stream.text.splitlines() if line.startswith("data: {")]
     assert json.loads(lines[-1])["finishReason"] == "stop"

@@ -48,11 +48,14 @@ class AgentSessionClient:
         *,
         images: Sequence[ImageReference] = (),
         state: Mapping[str, Json] | None = None,
+        message_id: str | None = None,
     ) -> None:
         """Start a session with its first user message. The same call again changes nothing.
 
         Args:
             images: What ``put_image`` of the Flow's media store gave, in order.
+            message_id: Id of the message, as in :meth:`send_user_message`, which does not take it
+                again. The same call again has the same one.
             state: What the framework's session state begins with, as JSON; stays through rewinds
                 and goes along with forks.
 
@@ -66,7 +69,9 @@ class AgentSessionClient:
         shown = self._checked_images(images)
         if state is not None:
             self._check_state(state)
-        await commands.start(self._connection, session_id, text, shown, state)
+        if message_id is not None:
+            checks.check_command_id("message_id", message_id)
+        await commands.start(self._connection, session_id, text, shown, state, message_id)
 
     async def send_user_message(
         self,
@@ -136,6 +141,21 @@ class AgentSessionClient:
         checks.check_command_id("message_id", message_id)
         await commands.send(self._connection, rpc, session_id, message_id, text, images)
         return message_id
+
+    async def get_message_turn(self, session_id: str, message_id: str) -> str | None:
+        """Id of the turn that took a message: that it opened, or in which a model call read it.
+
+        Empty while the message waits. ``None`` if it is not among the newest 64 of the session, or
+        was taken by a Worker of a release that did not keep its turn.
+
+        Raises:
+            SessionNotFoundError: There is no session of this id.
+            InvalidInputError: An id is refused.
+            SessionUnavailableError: No Worker or no engine answered in time.
+        """
+        checks.check_session_id(session_id)
+        checks.check_command_id("message_id", message_id)
+        return await reading.turn_of_message(self._connection, session_id, message_id)
 
     async def get_agent_snapshot(self, session_id: str) -> AgentSnapshot:
         """Where the session stands now.

@@ -81,14 +81,18 @@ async def start(
     text: str,
     images: Sequence[Json],
     state: Mapping[str, Json] | None,
+    message_id: str | None = None,
 ) -> None:
     """Start a session. Its request id is made from all that was given, so it starts once."""
     flow_type = connection.flow.get_flow_type()
     content: list[Json] = [flow_type, session_id, text, *([images] if images else [])]
     if state is not None:
         content.append(dict(sorted(state.items())))
+    if message_id is not None:
+        content.append(["message_id", message_id])
     digest = hashlib.sha256(encode(content)).hexdigest()[:40]
-    first: dict[str, Json] = {"message": {"id": f"start-{digest}", "text": text, "images": images}}
+    name = f"start-{digest}" if message_id is None else message_id
+    first: dict[str, Json] = {"message": {"id": name, "text": text, "images": images}}
     if state is not None:
         first["state"] = dict(state)
     options = StartFlowOptions(request_id=f"start-{digest}", ignore_already_started=True)

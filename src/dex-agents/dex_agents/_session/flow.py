@@ -245,6 +245,7 @@ class AgentSessionFlow(Flow[bytes]):
             ):
                 pending.append(_shown(interrupt))
         last = resources.last_turn.get(context, resources.LAST_TURN_KEY)
+        accepted = list(resources.accepted.get_all_instance_keys(context))
         return RPCResult(
             encode(
                 {
@@ -259,7 +260,9 @@ class AgentSessionFlow(Flow[bytes]):
                     "cancelled_turn": header.cancelled_turn,
                     "closing": decode(closing) if closing else None,
                     "pending_interrupts": pending,
-                    "queued_messages": len(resources.accepted.get_all_instance_keys(context)),
+                    "queued_messages": len(accepted),
+                    "accepted": accepted,
+                    "message_turns": header.turns_of_messages(),
                 }
             )
         )

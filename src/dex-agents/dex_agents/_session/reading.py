@@ -21,6 +21,7 @@ from dex import (
 from dex_agents._errors import InvalidInputError, SessionUnavailableError
 from dex_agents._session.branch import messages_of, read_branch, read_pages
 from dex_agents._session.connection import ANSWER_S, SessionConnection, not_found
+from dex_agents._session.records import message_digest
 from dex_agents._session.views import (
     AgentEventBatch,
     AgentSnapshot,
@@ -42,6 +43,20 @@ async def snapshot_data(connection: SessionConnection, session_id: str) -> Any:
 async def stored_snapshot(connection: SessionConnection, session_id: str) -> AgentSnapshot:
     """The same as a snapshot; it does not know of an end that the session had no part in."""
     return snapshot_from_json(session_id, await snapshot_data(connection, session_id))
+
+
+async def turn_of_message(
+    connection: SessionConnection, session_id: str, message_id: str
+) -> str | None:
+    """The turn that took a message; empty while it waits, ``None`` if the session knows none."""
+    data = await snapshot_data(connection, session_id)
+    digest = message_digest(message_id)
+    turn = data.get("message_turns", {}).get(digest)
+    if turn is not None:
+        return f"t{turn}"
+    # The first message is an argument of the session, and known when a Worker has taken it.
+    is_waiting = digest in data.get("accepted", ()) or data["is_starting"]
+    return "" if is_waiting else None
 
 
 async def snapshot(connection: SessionConnection, session_id: str) -> AgentSnapshot:

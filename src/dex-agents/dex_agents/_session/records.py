@@ -78,6 +78,9 @@ class Header:
     next_sequence: int = 0
     usage: TokenUsage = field(default_factory=TokenUsage)
     message_digests: list[str] = field(default_factory=list)  # newest last; id.content
+    # Numbers of the turns that took them. As long, or shorter at its front: an older release names
+    # none, and drops those that it finds.
+    message_turns: list[int] = field(default_factory=list)
     summarized_turns: int = 0  # the model reads a summary instead of the turns up to this one
     history_bytes: int | None = None  # of what the model reads; None if not known
     cancelled_turn: str = ""  # the newest turn that was ended by a cancel
@@ -107,13 +110,19 @@ class Header:
         """The finished turns from ``first`` on that no rewind has removed."""
         return live_turns(self.removed, first, self.finished_turns)
 
-    def remember_message(self, message: Mapping[str, Json]) -> bool:
-        """Remember a message by its id; ``False`` if it was there."""
+    def remember_message(self, message: Mapping[str, Json], turn: int) -> bool:
+        """Remember a message by its id and the turn that takes it; ``False`` if it was there."""
         if self.content_of(message["id"]) is not None:
             return False
         entry = f"{message_digest(message['id'])}.{content_digest(message)}"
         self.message_digests = [*self.message_digests, entry][-MESSAGE_IDS_KEPT:]
+        self.message_turns = [*self.message_turns, turn][-MESSAGE_IDS_KEPT:]
         return True
+
+    def turns_of_messages(self) -> dict[str, int]:
+        """Which turn took each message, by :func:`message_digest` of its id."""
+        newest = zip(reversed(self.message_digests), reversed(self.message_turns), strict=False)
+        return {entry.partition(".")[0]: turn for entry, turn in newest}
 
     def content_of(self, message_id: str) -> str | None:
         """:func:`content_digest` of the message with this id, ``None`` if there was none.

@@ -88,7 +88,7 @@ def has_room(state: TurnState, offered: list[Offered]) -> bool:
 def note_taken(header: Header, state: TurnState, offered: list[Offered]) -> None:
     """Note in header and turn that a model call has had these."""
     for item in offered:
-        header.remember_message(item.given)
+        header.remember_message(item.given, header.turns_started)
         state.steered.append(message_to_json(item.message))
 
 

@@ -126,7 +126,7 @@ class AwaitUserMessage(SessionStep):
                 return go_to_many(step_options.await_user_message(self._flow))
         _failpoints.reach("message.before", context.flow_id)
         header = read_header(context)
-        if not header.remember_message(message):
+        if not header.remember_message(message, header.turns_started + 1):
             # The client sent it again because it did not hear that the first one had arrived.
             return go_to_many(step_options.await_user_message(self._flow))
         if "state" in given:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from dex_agents.ui_stream._ai_sdk import AI_SDK_HEADERS, AiSdkEncoder, AiSdkVersion
-from dex_agents.ui_stream._answers import answer_approvals, next_turn
+from dex_agents.ui_stream._answers import answer_approvals
 from dex_agents.ui_stream._changes import Change
 from dex_agents.ui_stream._fold import TurnFold
 from dex_agents.ui_stream._follow import Position, UiEncoder, open_ui_stream
@@ -23,6 +23,5 @@ __all__ = [
     "UiEncoder",
     "UiStreamOptions",
     "answer_approvals",
-    "next_turn",
     "open_ui_stream",
 ]

@@ -8,7 +8,7 @@ from dex_agents._arguments import check_instance, check_list
 from dex_agents._contract import Json
 from dex_agents._session.checks import check_session_id
 from dex_agents._session.client import AgentSessionClient
-from dex_agents._session.views import AgentSnapshot, PendingInterrupt
+from dex_agents._session.views import PendingInterrupt
 
 
 async def pending_interrupts(
@@ -16,20 +16,6 @@ async def pending_interrupts(
 ) -> Sequence[PendingInterrupt]:
     """What the session waits for now."""
     return (await sessions.get_agent_snapshot(session_id)).pending_interrupts
-
-
-def next_turn(snapshot: AgentSnapshot) -> str:
-    """Id of the turn that a message would open if it was the next one that the session takes.
-
-    Args:
-        snapshot: How the session stands, before the message is sent.
-
-    Raises:
-        TypeError: It is no snapshot.
-    """
-    check_instance("snapshot", snapshot, AgentSnapshot, "get_agent_snapshot() gives one")
-    ahead = bool(snapshot.turn_id) + snapshot.queued_messages
-    return f"t{snapshot.turns_done + ahead + 1}"
 
 
 async def answer_approvals(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 from urllib.parse import quote, unquote
@@ -29,6 +30,7 @@ from dex_agents._session.checks import check_turn_id, is_turn_id
 from dex_agents._session.client import AgentSessionClient
 from dex_agents._session.records import turn_number
 from dex_agents._session.views import AgentEventBatch, AgentSnapshot, FinishedTurn
+from dex_agents.ui_stream._awaited import known_turn, message_turn, turn_of_interrupts
 from dex_agents.ui_stream._changes import Change, TurnPaused
 from dex_agents.ui_stream._fold import TurnFold
 
@@ -133,6 +135,7 @@ async def open_ui_stream(
     encoder: UiEncoder[_T],
     *,
     turn_id: str = "",
+    message_id: str = "",
     last_event_id: str = "",
     after_interrupts: Sequence[str] = (),
     keep_alive_s: float = KEEP_ALIVE_S,
@@ -148,16 +151,18 @@ async def open_ui_stream(
     Args:
         encoder: A new one for each stream.
         turn_id: The turn; the open one or else the newest if empty. It may still be to come.
+        message_id: Instead of ``turn_id``: the turn that takes this message, or has taken it. It may
+            wait for its turn, and be one that a model call of the open turn reads.
         last_event_id: The header ``Last-Event-ID``; also finds the turn if ``turn_id`` is empty.
         after_interrupts: Go on behind the pause in which these were pending, as a response that
-            continues a turn needs to.
+            continues a turn needs to. Also finds the turn if nothing else names it.
         keep_alive_s: Seconds of silence until a comment is sent, so that proxies keep the line.
 
     Raises:
         SessionNotFoundError: There is no session of this id.
         TypeError, ValueError: An argument has the wrong type or is out of its range.
-        InvalidInputError: The session id, the turn or the event id is refused, or the session has no
-            turn yet.
+        InvalidInputError: An id is refused, the session does not know the message, never asked what
+            ``after_interrupts`` names or asked it in another turn, or has no turn yet.
         SessionUnavailableError: No engine or no Worker answered.
     """
     check_instance("sessions", sessions, AgentSessionClient)
@@ -167,16 +172,61 @@ async def open_ui_stream(
     check_seconds("keep_alive_s", keep_alive_s)
     if turn_id != "":
         check_turn_id(turn_id)
+    check_instance("message_id", message_id, str)
+    if turn_id and message_id:
+        raise ValueError("turn_id and message_id both name the turn; leave one out")
     snapshot = await sessions.get_agent_snapshot(session_id)
     start = Position.parse(last_event_id) if last_event_id else None
-    wanted = turn_id or (start.turn_id if start else "") or _newest_turn(snapshot)
-    start = start or Position(wanted)
-    sent = start.sent if wanted == start.turn_id else 0
     behind = frozenset(after_interrupts)
-    follower = _Follower(
-        sessions, session_id, wanted, start, keep_alive_s, goes_on=sent > 0 or bool(behind)
-    )
-    return _frames(follower, encoder, wanted, sent, behind)
+    if message_id:
+        turn_id = await known_turn(sessions, session_id, message_id)
+    asked_in = turn_of_interrupts(snapshot, behind) if behind else ""
+    wanted = turn_id or (start.turn_id if start else "") or asked_in
+    if asked_in and wanted != asked_in:
+        raise InvalidInputError(
+            f"the interrupts were asked in turn {asked_in}, not in {wanted}; name no other turn"
+        )
+
+    def follow(turn_id: str) -> AsyncGenerator[str, None]:
+        begin = start or Position(turn_id)
+        sent = begin.sent if turn_id == begin.turn_id else 0
+        goes_on = sent > 0 or bool(behind)
+        follower = _Follower(sessions, session_id, turn_id, begin, keep_alive_s, goes_on=goes_on)
+        return _frames(follower, encoder, turn_id, sent, behind)
+
+    if message_id and not turn_id:
+        coming = functools.partial(message_turn, sessions, session_id, message_id)
+        return _frames_when_known(coming, follow, encoder, keep_alive_s)
+    return follow(wanted or _newest_turn(snapshot))
+
+
+async def _frames_when_known(
+    coming: Callable[[], Coroutine[None, None, str]],
+    follow: Callable[[str], AsyncGenerator[str, None]],
+    encoder: UiEncoder[_T],
+    keep_alive_s: float,
+) -> AsyncGenerator[str, None]:
+    """The frames of a turn that is to come."""
+    task = asyncio.create_task(coming(), name="ui stream of a message")
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=keep_alive_s)
+            if not task.done():
+                yield ": waiting\n\n"
+        try:
+            turn_id = task.result()
+        except Exception as error:
+            _LOGGER.warning("a UI stream of a message broke off", exc_info=error)
+            yield f"data: {encoder.to_text(encoder.broken())}\n\n"
+            if encoder.last_frame:
+                yield f"data: {encoder.last_frame}\n\n"
+            return
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    async with contextlib.aclosing(follow(turn_id)) as frames:
+        async for frame in frames:
+            yield frame
 
 
 def _newest_turn(snapshot: AgentSnapshot) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from dex_agents import (
     AgentSessionClient,
     InterruptError,
     InvalidInputError,
+    RequestIdReusedError,
     SessionAlreadyExistsError,
     SessionClosedError,
     SessionError,
@@ -25,7 +27,7 @@ from dex_agents import (
     SessionUnavailableError,
 )
 from dex_agents.session_graph import history_svg, read_session_history
-from dex_agents.ui_stream import AI_SDK_HEADERS, AiSdkEncoder, next_turn, open_ui_stream
+from dex_agents.ui_stream import AI_SDK_HEADERS, AiSdkEncoder, open_ui_stream
 
 PAGE = Path(__file__).with_name("page.html")
 MAX_BODY_BYTES = 256 * 1024
@@ -34,6 +36,7 @@ _STATUS: list[tuple[type[Exception], int]] = [
     (SessionNotFoundError, 404),
     (SessionAlreadyExistsError, 409),
     (SessionClosedError, 410),
+    (RequestIdReusedError, 409),
     (InterruptError, 409),
     (InvalidInputError, 400),
     (SessionUnavailableError, 503),
@@ -60,6 +63,7 @@ def web_app(
             Route(session, _answering(handlers.show)),
             Route(f"{session}/messages", _answering(handlers.send), methods=["POST"]),
             Route(f"{session}/turns/{{turn_id}}", _answering(handlers.stream)),
+            Route(f"{session}/messages/{{message_id}}/turn", _answering(handlers.stream)),
             Route(
                 f"{session}/interrupts/{{interrupt_id}}",
                 _answering(handlers.resolve),
@@ -97,16 +101,13 @@ class _Handlers:
     async def send(self, request: Request) -> Response:
         session_id = request.path_params["session_id"]
         body = await _body(request)
+        text, message_id = body.get("text", ""), body.get("messageId") or uuid.uuid4().hex
+        # Either call changes nothing when the same message comes again.
         try:
-            turn_id = next_turn(await self._sessions.get_agent_snapshot(session_id))
-        except SessionNotFoundError:
-            await self._sessions.start_session(session_id, body.get("text", ""))
-            return JSONResponse({"turnId": "t1"})
-        message_id = body.get("messageId")
-        await self._sessions.send_user_message(
-            session_id, body.get("text", ""), message_id=message_id
-        )
-        return JSONResponse({"turnId": turn_id})
+            await self._sessions.start_session(session_id, text, message_id=message_id)
+        except SessionAlreadyExistsError:
+            await self._sessions.send_user_message(session_id, text, message_id=message_id)
+        return JSONResponse({"messageId": message_id})
 
     async def stream(self, request: Request) -> Response:
         session_id = request.path_params["session_id"]
@@ -114,7 +115,8 @@ class _Handlers:
             self._sessions,
             session_id,
             AiSdkEncoder(session_id, ends_when_paused=False),
-            turn_id=request.path_params["turn_id"],
+            turn_id=request.path_params.get("turn_id", ""),
+            message_id=request.path_params.get("message_id", ""),
             last_event_id=request.headers.get("last-event-id", ""),
         )
         headers = {**AI_SDK_HEADERS, "cache-control": "no-cache", "x-accel-buffering": "no"}
