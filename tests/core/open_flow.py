@@ -11,7 +11,7 @@ from dex_agents import AgentSessionFlow
 from dex_agents._session import resources
 from dex_agents._session.encoding import decode, encode
 
-_OF_A_TURN = (
+OF_A_TURN = (
     resources.turn_states,
     resources.run_states,
     resources.tool_contexts,
@@ -22,15 +22,16 @@ _OF_A_TURN = (
     resources.accepted,
     resources.steering,
 )
+"""Maps whose entries go with their turn."""
 
 
 class OpenFlow(AgentSessionFlow):
     """For ``stages.play(flow_class=...)``."""
 
-    @rpc(name="stored", load_attribute_maps=_OF_A_TURN)
+    @rpc(name="stored", load_attribute_maps=OF_A_TURN)
     def stored_rpc(self, context: Context) -> RPCResult[bytes]:
         """Keys of the maps whose entries go with their turn, and of Channels that hold messages."""
-        found = {map_.name: list(map_.get_all_instance_keys(context)) for map_ in _OF_A_TURN}
+        found = {map_.name: list(map_.get_all_instance_keys(context)) for map_ in OF_A_TURN}
         for channels in resources.OF_A_TURN:
             found[channels.name] = list(channels.get_all_instance_keys(context))
         return RPCResult(encode({name: keys for name, keys in found.items() if keys}))

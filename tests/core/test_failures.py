@@ -13,6 +13,7 @@ import pytest
 from dex import Context, RPCResult, retry_after, rpc
 
 from core.conftest import TURN_S, Stage, Stages
+from core.open_flow import OF_A_TURN
 from core.scripted_runner import Answer, Call
 from dex_agents import (
     AgentMessage,
@@ -273,18 +274,7 @@ async def test_a_tool_that_takes_too_long_is_stopped_and_unknown(stages: Stages)
             await stopped.wait()
 
 
-_MAPS = (
-    resources.messages,
-    resources.turn_states,
-    resources.run_states,
-    resources.tool_contexts,
-    resources.records,
-    resources.call_notes,
-    resources.interrupts,
-    resources.accepted,
-    resources.last_turn,
-    resources.outcomes,
-)
+_MAPS = (*OF_A_TURN, resources.messages, resources.last_turn, resources.outcomes)
 
 
 class InspectedFlow(AgentSessionFlow):

@@ -17,7 +17,10 @@ from google.protobuf.empty_pb2 import Empty
 import dex_lite
 from dex_lite import EngineOptions
 from support.frame_flow import (
+    INVALID,
+    MISSING,
     NULL,
+    POLL_OVER,
     SKIP,
     Frames,
     close,
@@ -31,10 +34,6 @@ from support.frame_flow import (
     text,
     write,
 )
-
-MISSING = ("NOT_FOUND", "FLOW_NOT_EXISTS")
-INVALID = ("INVALID_ARGUMENT", "UNCATEGORIZED")
-POLL_OVER = ("DEADLINE_EXCEEDED", "LONG_POLL_TIME_OUT")
 
 
 def _set(*writes: pb.AttributeWrite, request_id: str = "", flow_id: str = "f") -> Any:

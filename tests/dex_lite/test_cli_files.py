@@ -7,15 +7,11 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from dex.dexpb import dex_pb2 as pb
-from dex.dexpb import dex_pb2_grpc
-from grpc import aio
 
 from dex_lite_samples import Chain, serve
-from support.cli import Done, command, spawn
+from support.cli import Done, command, spawn, write_stream
 
 chain = Chain()
 
@@ -225,20 +221,6 @@ async def _made(folder: Path) -> None:
             for flow_id, hops in (("a", 60), ("b", 3)):
                 await app.client.start_flow(chain, flow_id, hops)
                 await app.client.wait_for_flow(flow_id)
-            await _write_stream(app.address)
+            await write_stream(app.address, "a", "Chain", "one")
         _kept.append(data.read_bytes())
     data.write_bytes(_kept[0])
-
-
-async def _write_stream(address: str) -> None:
-    request = pb.WriteStreamRequest(
-        flow_id="a",
-        flow_type="Chain",
-        stream_name="tokens",
-        source="test",
-        stream_capacity_bytes=10_000,
-    )
-    request.value.string_value = "one"
-    async with aio.insecure_channel(address) as channel:
-        stub: Any = dex_pb2_grpc.FlowServiceStub(channel)
-        await stub.WriteStream(request)

@@ -33,7 +33,7 @@ from dex.dexpb import dex_pb2_grpc
 from grpc import aio
 
 from dex_lite_samples import App, Mailbox, serve
-from support.cli import command, spawn
+from support.cli import command, spawn, write_stream
 
 
 class Fork(Step[str]):
@@ -302,16 +302,7 @@ async def test_tail_says_that_there_is_nothing_yet(app: App) -> None:
     assert line.startswith(
         "dex-lite: no message in Stream 'tokens' of Flow 'box', Flow type 'Mailbox', yet"
     )
-    request = pb.WriteStreamRequest(
-        flow_id="box",
-        flow_type="Mailbox",
-        stream_name="tokens",
-        source="test",
-        stream_capacity_bytes=10_000,
-    )
-    request.value.string_value = "one"
-    async with aio.insecure_channel(app.address) as channel:
-        await dex_pb2_grpc.FlowServiceStub(channel).WriteStream(request)
+    await write_stream(app.address, "box", "Mailbox", "one")
     out, errors = await process.communicate()
     assert (process.returncode, errors) == (0, b"")
     assert out.decode().endswith('  test  "one"\n')
@@ -320,34 +311,20 @@ async def test_tail_says_that_there_is_nothing_yet(app: App) -> None:
 
 
 async def test_tail_prints_old_and_new_messages(app: App) -> None:
-    async with aio.insecure_channel(app.address) as channel:
-        stub = dex_pb2_grpc.FlowServiceStub(channel)
-
-        async def write(text: str) -> None:
-            request = pb.WriteStreamRequest(
-                flow_id="f",
-                flow_type="Chat",
-                stream_name="tokens",
-                source="test",
-                stream_capacity_bytes=10_000,
-            )
-            request.value.string_value = text
-            await stub.WriteStream(request)
-
-        await write("one")
-        tail = ["stream", "tail", "f", "tokens", "--flow-type", "Chat"]
-        process = await spawn(*tail, "--json", address=app.address)
-        assert process.stdout is not None
-        first = json.loads(await process.stdout.readline())
-        assert (first["value"], first["source"]) == ("one", "test")
-        await write("two")
-        second = json.loads(await process.stdout.readline())
-        assert second["value"] == "two"
-        process.send_signal(signal.SIGINT)
-        _, errors = await process.communicate()
-        assert (process.returncode, errors) == (0, b"")
-        done = await command(
-            *tail, "--count", "1", "--after", first["resume_token"], address=app.address
-        )
-        assert done.code == 0
-        assert done.out.endswith('  test  "two"\n')
+    await write_stream(app.address, "f", "Chat", "one")
+    tail = ["stream", "tail", "f", "tokens", "--flow-type", "Chat"]
+    process = await spawn(*tail, "--json", address=app.address)
+    assert process.stdout is not None
+    first = json.loads(await process.stdout.readline())
+    assert (first["value"], first["source"]) == ("one", "test")
+    await write_stream(app.address, "f", "Chat", "two")
+    second = json.loads(await process.stdout.readline())
+    assert second["value"] == "two"
+    process.send_signal(signal.SIGINT)
+    _, errors = await process.communicate()
+    assert (process.returncode, errors) == (0, b"")
+    done = await command(
+        *tail, "--count", "1", "--after", first["resume_token"], address=app.address
+    )
+    assert done.code == 0
+    assert done.out.endswith('  test  "two"\n')

@@ -10,6 +10,8 @@ import pytest
 from dex.dexpb import dex_pb2 as pb
 
 from support.frame_flow import (
+    INVALID,
+    MISSING,
     NULL,
     SKIP,
     Frames,
@@ -26,8 +28,6 @@ from support.frame_flow import (
 )
 
 WORKER_ERROR = ("FAILED_PRECONDITION", "WORKER_API_ERROR")
-MISSING = ("NOT_FOUND", "FLOW_NOT_EXISTS")
-INVALID = ("INVALID_ARGUMENT", "UNCATEGORIZED")
 
 
 async def _pending(engine: Frames, channel: str = "c") -> list[pb.ChannelMessage]:

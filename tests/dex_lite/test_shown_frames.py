@@ -16,6 +16,8 @@ from dex_lite._wire.hints import (
     to_metadata,
 )
 from support.frame_flow import (
+    INVALID,
+    MISSING,
     NULL,
     SKIP,
     Frames,
@@ -29,10 +31,6 @@ from support.frame_flow import (
     text,
     write,
 )
-
-MISSING = ("NOT_FOUND", "FLOW_NOT_EXISTS")
-INVALID = ("INVALID_ARGUMENT", "UNCATEGORIZED")
-POLL_OVER = ("DEADLINE_EXCEEDED", "LONG_POLL_TIME_OUT")
 
 
 async def test_summary(tmp_path: Path) -> None:

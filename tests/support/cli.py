@@ -1,4 +1,4 @@
-"""Runs commands of dex-lite against an engine of the test."""
+"""Runs commands of dex-lite against an engine of the test, and gives them something to show."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dex.dexpb import dex_pb2 as pb
+from dex.dexpb import dex_pb2_grpc
+from grpc import aio
 from typer.testing import CliRunner
 
 from dex_lite._cli import app
@@ -73,3 +76,18 @@ async def spawn(*arguments: str | Path, address: str = "") -> Process:
         stdout=PIPE,
         stderr=PIPE,
     )
+
+
+async def write_stream(address: str, flow_id: str, flow_type: str, text: str) -> None:
+    """Put a message in the Stream ``tokens`` of a Flow, which need not have declared it."""
+    request = pb.WriteStreamRequest(
+        flow_id=flow_id,
+        flow_type=flow_type,
+        stream_name="tokens",
+        source="test",
+        stream_capacity_bytes=10_000,
+    )
+    request.value.string_value = text
+    async with aio.insecure_channel(address) as channel:
+        stub: Any = dex_pb2_grpc.FlowServiceStub(channel)
+        await stub.WriteStream(request)

@@ -8,18 +8,17 @@ from google.adk.events.event import Event
 
 from dex_agents._contract import Json
 from dex_agents_google_adk._events import USER, shown_text
-from dex_agents_google_adk._tool_events import is_inside, names_of_calls
+from dex_agents_google_adk._tool_events import is_inside
 
 
-def final_text(events: Sequence[Event], agents: Collection[str]) -> str:
+def final_text(events: Sequence[Event], call_names: Collection[str]) -> str:
     """The text of the last final response, which no tool has given.
 
     Args:
-        agents: Names of the agents of the tree.
+        call_names: What ``names_of_calls`` gives of the events.
     """
-    calls = names_of_calls(events, agents)
     for event in reversed(events):
-        if event.author == USER or is_inside(event, calls) or not event.is_final_response():
+        if event.author == USER or is_inside(event, call_names) or not event.is_final_response():
             continue
         if text := shown_text(event.content):
             return text
@@ -27,7 +26,7 @@ def final_text(events: Sequence[Event], agents: Collection[str]) -> str:
 
 
 def root_output(
-    events: Sequence[Event], agents: Collection[str], dump: Callable[[Event], Json]
+    events: Sequence[Event], call_names: Collection[str], dump: Callable[[Event], Json]
 ) -> Json:
     """The output of the root as its event has it, ``None`` without one.
 
@@ -35,12 +34,11 @@ def root_output(
     message is on no event: that is the final text.
 
     Args:
-        agents: Names of the agents of the tree.
+        call_names: What ``names_of_calls`` gives of the events.
         dump: The JSON form of an event.
     """
-    calls = names_of_calls(events, agents)
     for event in reversed(events):
-        if event.output is None or is_inside(event, calls):
+        if event.output is None or is_inside(event, call_names):
             continue
         if any("/" not in path for path in event.node_info.output_for or ()):
             return dump(event).get("output")

@@ -65,7 +65,7 @@ from dex_agents_google_adk._run_state import (
 from dex_agents_google_adk._session import AttemptSessionService, make_session
 from dex_agents_google_adk._setup import RunnerSetup
 from dex_agents_google_adk._telemetry import for_listeners
-from dex_agents_google_adk._tool_events import ToolEvents
+from dex_agents_google_adk._tool_events import ToolEvents, names_of_calls
 from dex_agents_google_adk._tool_step import make_tool_context
 from dex_agents_google_adk._turn_checks import (
     check_end,
@@ -333,11 +333,11 @@ class _TurnAttempt:
         events = [event for event in events if not is_resumption_marker(event)]
         check_end(attempt, self._setup.tree, events)
         messages = [self._message(event) for event in events]
-        agents = self._setup.tree.agent_names
+        call_names = names_of_calls(events, self._setup.tree.agent_names)
         return TurnCompleted(
             messages=messages,
-            final_text=final_text(events, agents),
-            output=root_output(events, agents, lambda event: self._items[event.id]),
+            final_text=final_text(events, call_names),
+            output=root_output(events, call_names, lambda event: self._items[event.id]),
             usage=usage,
             metadata=metadata,
             took_steering=attempt.took_steering,

@@ -20,9 +20,9 @@ from dex_agents._session.live_turns import live_turns
 from dex_agents._session.outcomes import encoded
 from dex_agents._session.pages import read_summary, read_turns
 from dex_agents._session.records import Header, Round, summary_to_json
-from dex_agents._session.session_step import SessionStep
+from dex_agents._session.session_step import SessionStep, attempt_place
 from dex_agents._session.turn_end import read_header, write_header
-from dex_agents._tracing import SpanPlace, describe_model_call, end_without_answer
+from dex_agents._tracing import describe_model_call, end_without_answer
 
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
@@ -135,8 +135,7 @@ class CompactHistory(SessionStep):
         )
         _failpoints.reach("compaction.before_call", context.flow_id)
         span = self._flow.tracer.chat(
-            SpanPlace(context.flow_id, before.turn_id, context.step_execution_id, context.attempt),
-            is_compacted=request.summary is not None,
+            attempt_place(context, before.turn_id), is_compacted=request.summary is not None
         )
         try:
             summary = await keep_alive(

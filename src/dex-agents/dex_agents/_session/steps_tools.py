@@ -60,9 +60,8 @@ from dex_agents._session.results import (
     shown_output,
     succeeded_record,
 )
-from dex_agents._session.session_step import SessionStep
+from dex_agents._session.session_step import SessionStep, attempt_place
 from dex_agents._stored_record import record_to_json
-from dex_agents._tracing import SpanPlace
 
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
@@ -272,7 +271,7 @@ class _ToolStep(SessionStep):
             events=events,
         )
         _failpoints.reach("tool.before_call", context.flow_id)
-        place = SpanPlace(context.flow_id, task.turn_id, context.step_execution_id, context.attempt)
+        place = attempt_place(context, task.turn_id)
         span = self._flow.tracer.tool(
             place, call.tool_name, call.call_id, dict(execution.arguments), call.agent_name
         )

@@ -64,7 +64,7 @@ from dex_agents._session.records import (
     message_to_json,
 )
 from dex_agents._session.results import shown_output
-from dex_agents._session.session_step import SessionStep
+from dex_agents._session.session_step import SessionStep, attempt_place
 from dex_agents._session.steps_compact import needs_compaction
 from dex_agents._session.steps_tools import (
     call_fields,
@@ -84,7 +84,7 @@ from dex_agents._session.turn_end import (
     write_header,
 )
 from dex_agents._stored_record import record_from_json
-from dex_agents._tracing import SpanPlace, describe_model_call, end_without_answer
+from dex_agents._tracing import describe_model_call, end_without_answer
 
 if TYPE_CHECKING:
     pass
@@ -235,8 +235,7 @@ class RunModel(SessionStep):
         )
         _failpoints.reach("model.before_call", context.flow_id)
         span = self._flow.tracer.chat(
-            SpanPlace(context.flow_id, before.turn_id, context.step_execution_id, context.attempt),
-            is_compacted=request.summary is not None,
+            attempt_place(context, before.turn_id), is_compacted=request.summary is not None
         )
         try:
             outcome = await keep_alive(
