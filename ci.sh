@@ -134,12 +134,13 @@ types() {
     src/dex-agents-google-adk/dex_agents_google_adk tests
 }
 
-# The suite in two parts side by side; each part's output is printed when it has ended.
+# The suite in two parts of about the same time side by side; each part's output is printed when
+# it has ended.
 tests() {
   local part parts=(engine agents) out=.venv/tests failed=0
   local -A job paths=(
-    [engine]="tests/dex_lite tests/core"
-    [agents]="tests --ignore=tests/dex_lite --ignore=tests/core"
+    [engine]="tests/dex_lite tests/core tests/docs tests/e2e"
+    [agents]="tests --ignore=tests/dex_lite --ignore=tests/core --ignore=tests/docs --ignore=tests/e2e"
   )
   rm -rf "$out" && mkdir -p "$out"
   # Without job control bash starts background commands with SIGINT ignored, and tests send it.
