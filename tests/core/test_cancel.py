@@ -26,6 +26,7 @@ from dex_agents import (
 from dex_agents._session import connection, resources
 
 CANCELLED = "the user cancelled the turn"
+UNANSWERED = "it waited for an answer, and nobody gave one before the turn was cancelled"
 
 
 class Hold:
@@ -128,7 +129,7 @@ async def test_each_open_call_is_told_to_the_next_model(stages: Stages) -> None:
             ["outcome_unknown", "the turn was cancelled while it ran"],
             ["outcome_unknown", "the turn was cancelled while it ran"],
             ["failed", "the turn was cancelled while it ran"],
-            ["failed", "The tool did not run: the turn was cancelled before it began"],
+            ["failed", f"The tool did not run: {UNANSWERED}"],
             ["rejected", "The user rejected this tool call, so it was not run."],
         ]
         assert (holds["write"].cancelled, holds["read"].cancelled) == (2, 1)

@@ -35,7 +35,7 @@ from dex_agents._session.failures import (
     record_after_failure,
     retry_delay_s,
 )
-from dex_agents._session.notes import finished_call, turn_failure_note
+from dex_agents._session.notes import finished_call, mark_older_notes, turn_failure_note
 from dex_agents._session.outcomes import MAX_CALLS
 from dex_agents._session.pages import PageCache
 from dex_agents._session.records import (
@@ -151,7 +151,9 @@ def test_records_of_an_earlier_release_get_defaults() -> None:
 
 
 def test_messages_and_records_come_back() -> None:
-    message = AgentMessage(MessageRole.TOOL, {"b": 1, "a": 2}, "x", "t", "c", "t1", 4)
+    message = AgentMessage(
+        MessageRole.TOOL, {"b": 1, "a": 2}, "x", "t", "c", "t1", 4, is_note=True
+    )
     assert message_from_json(decode(encode(message_to_json(message)))) == message
     record = ToolCallRecord("c", "t", ToolCallStatus.SUCCEEDED, {"x": 1}, framework_data=[1])
     assert record_from_json(decode(encode(record_to_json(record)))) == record
@@ -276,6 +278,27 @@ def test_the_note_lists_each_call_and_can_be_encoded() -> None:
     assert "Do not repeat" in note
     assert "calls" not in turn_failure_note("why", [])
     assert len(note) < 1_000
+
+
+def test_a_note_of_an_earlier_release_is_known_by_its_place_and_its_words() -> None:
+    note = turn_failure_note("why", [])
+
+    def said(text: str, turn: str, role: MessageRole = MessageRole.USER) -> AgentMessage:
+        return AgentMessage(role, None, text, turn_id=turn)
+
+    messages = [
+        said("go", "t1"),
+        said(note, "t1"),
+        said(note, "t2"),  # of a user, who opens a turn with it
+        said(note, "t2"),
+        said(note, "t3"),
+        said("steered", "t4"),
+        said(note, "t4"),  # of a user, behind which the turn went on
+        said(note, "t4", MessageRole.ASSISTANT),
+    ]
+    marked = [message.is_note for message in mark_older_notes(messages)]
+    assert marked == [False, True, False, True, False, False, False, False]
+    assert mark_older_notes([]) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dex_agents import AgentMessage, AgentSnapshot, InterruptKind
+from dex_agents import AgentMessage, AgentSnapshot, InterruptKind, TokenUsage
 from dex_agents._history_events import read_history_events
 from dex_agents.testing import private_engine
 from recorded.kit import (
@@ -28,6 +28,13 @@ from recorded.kit import (
 )
 
 HERE = Path(__file__).parent
+REWORDED = {
+    "The tool did not run: the turn was cancelled before it began": (
+        "The tool did not run: it waited for an answer, and nobody gave one before the turn was "
+        "cancelled"
+    )
+}
+"""What notes of earlier releases said in other words, of the calls of these sessions."""
 RELEASES = sorted(path.name for path in HERE.iterdir() if (path / DATA_FILE).exists())
 
 
@@ -77,9 +84,17 @@ def without_ids(value: Any) -> Any:
     return [without_ids(item) for item in value] if isinstance(value, list) else value
 
 
+def reworded_tokens(requests: list[Any]) -> int:
+    """How many more tokens the scripted model would count with the words of today."""
+    said = json.dumps(requests)
+    more = [said.count(before) * (len(today) - len(before)) for before, today in REWORDED.items()]
+    assert all(characters % 4 == 0 for characters in more), "else each request rounds by itself"
+    return sum(more) // 4
+
+
 def in_any_order(requests: list[Any]) -> list[str]:
     """Agents side by side ask in any order."""
-    return sorted(json.dumps(without_ids(request)) for request in requests)
+    return sorted(as_said_today(json.dumps(without_ids(request))) for request in requests)
 
 
 async def snapshot_of(to: Recorder, name: str) -> AgentSnapshot:
@@ -98,7 +113,16 @@ async def history(to: Recorder, name: str) -> list[Any]:
 
 
 def _shown(message: AgentMessage) -> Any:
-    return (message.turn_id, message.sequence, message.role, message.text, list(message.images))
+    text = as_said_today(message.text)
+    images = list(message.images)
+    return (message.turn_id, message.sequence, message.role, text, images, message.is_note)
+
+
+def as_said_today(text: str) -> str:
+    """What notes say is stored, so that of an earlier release stays as it was."""
+    for before, today in REWORDED.items():
+        text = text.replace(before, today)
+    return text
 
 
 async def test_each_goes_on_as_if_made_today(
@@ -115,8 +139,9 @@ async def test_each_goes_on_as_if_made_today(
         requests = fresh.requests()[asked_before[0] :]
         assert len(requests) >= 1
         assert in_any_order(recorded.requests()[asked_before[1] :]) == in_any_order(requests), name
-        snapshots = [await snapshot_of(to, name) for to in (recorded, fresh)]
-        assert snapshots[0] == snapshots[1], name
+        more_tokens = reworded_tokens(recorded.requests()[asked_before[1] :])
+        before, today = [await snapshot_of(to, name) for to in (recorded, fresh)]
+        assert replace(before, usage=before.usage + TokenUsage(more_tokens)) == today, name
         await recorded.clients[name].close_session(name)
 
 

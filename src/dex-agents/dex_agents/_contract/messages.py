@@ -34,6 +34,7 @@ _MESSAGE: dict[str, type | tuple[type, ...]] = {
     "turn_id": str,
     "sequence": int,
     "origin_session_id": str,
+    "is_note": bool,
 }
 
 
@@ -52,6 +53,8 @@ class AgentMessage:
         sequence: Position in the session from 0; -1 until stored.
         images: The images of the item, in order.
         origin_session_id: The session whose turn it was, if it came here with a fork; else empty.
+        is_note: Whether the session itself wrote it, in the role of the user so that the next model
+            call reads it: how a turn without an answer ended, and what its calls did.
     """
 
     role: MessageRole
@@ -63,6 +66,7 @@ class AgentMessage:
     sequence: int = -1
     images: Sequence[ImageReference] = ()
     origin_session_id: str = ""
+    is_note: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, _MESSAGE, ContractTypeError)

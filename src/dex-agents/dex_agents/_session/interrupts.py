@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from dex import AsyncContext, Context
+from dex import AsyncContext, AttributeMapNotLoadedError, Context
 
 from dex_agents._contract import Json
 from dex_agents._session import resources
@@ -62,6 +62,20 @@ def why_gone(context: Context, interrupt_id: str) -> str:
     if known is None:
         return "turn_ended"
     return "expired" if known == _EXPIRED else "answered"
+
+
+def unanswered_calls(context: AsyncContext) -> set[str]:
+    """Keys of the calls that wait for a person; none of a Step of an earlier release."""
+    try:
+        marks = resources.asked.get_all_instance_keys(context)
+    except AttributeMapNotLoadedError:
+        return set()
+    # ``t1.1.0.w2`` is the second that call ``t1.1.0`` has asked while it ran.
+    return {
+        ".".join(key.split(".")[:3])
+        for key in marks
+        if decode(resources.asked.get(context, key)) is None
+    }
 
 
 def has_taken(context: Context, interrupt_id: str, given: Mapping[str, Json]) -> bool | None:

@@ -1,10 +1,11 @@
-"""What the model of the next turn is told about a turn that failed."""
+"""What the model of the next turn is told about a turn that failed, and how to know it again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from dex_agents._contract import ToolCallRecord, ToolCallStatus
+from dex_agents._contract import AgentMessage, MessageRole, ToolCallRecord, ToolCallStatus
 from dex_agents._effects import ToolEffect
 from dex_agents._errors import TOOL_CALL_NOT_RUN_ERROR_PREFIX
 from dex_agents._session.failures import clean_text
@@ -13,7 +14,10 @@ from dex_agents._session.results import encode_text
 
 _TEXT_BYTES = 300
 _NAME_BYTES = 100
-_NOT_APPROVED = f"{TOOL_CALL_NOT_RUN_ERROR_PREFIX}: the turn was cancelled before it began"
+_BEGINNING = "[session note] The turn above "
+_UNANSWERED = "it waited for an answer, and nobody gave one before the turn was cancelled"
+_NOT_BEGUN = f"{TOOL_CALL_NOT_RUN_ERROR_PREFIX}: the turn was cancelled before it began"
+_NOT_BEGUN_UNANSWERED = f"{TOOL_CALL_NOT_RUN_ERROR_PREFIX}: {_UNANSWERED}"
 _STOPPED = "the turn was cancelled while it ran"
 
 
@@ -40,11 +44,18 @@ def open_call(call_id: str, tool_name: str, effect: ToolEffect) -> OpenCall:
     )
 
 
-def stopped_call(call: OpenCall, *, is_unapproved: bool) -> FinishedCall:
-    """What is known of a call that had no record when its turn was cancelled."""
-    status, text = ToolCallStatus.OUTCOME_UNKNOWN, _STOPPED
+def stopped_call(call: OpenCall, *, is_unapproved: bool, is_unanswered: bool) -> FinishedCall:
+    """What is known of a call that had no record when its turn was cancelled.
+
+    Args:
+        is_unapproved: Whether it has provably not begun.
+        is_unanswered: Whether it waited for a person, before its tool began or behind that.
+    """
+    status = ToolCallStatus.OUTCOME_UNKNOWN
+    text = _UNANSWERED if is_unanswered else _STOPPED
     if is_unapproved:
-        status, text = ToolCallStatus.FAILED, _NOT_APPROVED
+        status = ToolCallStatus.FAILED
+        text = _NOT_BEGUN_UNANSWERED if is_unanswered else _NOT_BEGUN
     elif call.effect == ToolEffect.READ:
         status = ToolCallStatus.FAILED
     return FinishedCall(call.tool_name, call.call_id, str(status), text)
@@ -55,7 +66,7 @@ def turn_failure_note(
 ) -> str:
     """The note; it names each call of the turn that ended, so that no write is done again."""
     how = "was cancelled" if is_cancelled else "failed"
-    lines = [f"[session note] The turn above {how} before it was answered: {reason}"]
+    lines = [f"{_BEGINNING}{how} before it was answered: {reason}"]
     if calls:
         lines.append(
             "These are the tool calls of it, and how they ended:"
@@ -65,3 +76,23 @@ def turn_failure_note(
         lines += [f"- {c.tool_name} ({c.call_id}): {c.status}: {c.text}" for c in calls]
         lines.append("Do not repeat a call that succeeded or whose outcome is unknown.")
     return "\n".join(lines)
+
+
+def mark_older_notes(messages: Sequence[AgentMessage]) -> list[AgentMessage]:
+    """Messages of whole turns, those marked that an earlier release stored without a mark as notes.
+
+    A note is the last message of its turn and never the first, so that nothing with which a user
+    opens a turn is taken for one, whatever it says.
+    """
+    marked = list(messages)
+    for index in range(1, len(marked)):
+        message, before = marked[index], marked[index - 1]
+        is_last = index + 1 == len(marked) or marked[index + 1].turn_id != message.turn_id
+        if (
+            is_last
+            and before.turn_id == message.turn_id
+            and message.role is MessageRole.USER
+            and message.text.startswith(_BEGINNING)
+        ):
+            marked[index] = replace(message, is_note=True)
+    return marked

@@ -21,6 +21,7 @@ from dex import (
 from dex_agents._errors import InvalidInputError, SessionUnavailableError
 from dex_agents._session.branch import messages_of, read_branch, read_pages
 from dex_agents._session.connection import ANSWER_S, SessionConnection, not_found
+from dex_agents._session.notes import mark_older_notes
 from dex_agents._session.records import message_digest
 from dex_agents._session.views import (
     AgentEventBatch,
@@ -103,7 +104,8 @@ async def message_page(
     wanted = there[: -turns - 1 : -1]
     pages = await read_pages(connection, session_id, wanted) if wanted else []
     is_rest = len(pages) == len(there)
-    return MessagePage(tuple(messages_of(pages[::-1])), None if is_rest else wanted[len(pages) - 1])
+    messages = mark_older_notes(messages_of(pages[::-1]))
+    return MessagePage(tuple(messages), None if is_rest else wanted[len(pages) - 1])
 
 
 async def events(

@@ -179,6 +179,7 @@ def _end_open_turn() -> StepOptions:
             resources.turn_states,
             resources.call_notes,
             resources.unapproved,
+            resources.asked,
         ),
     )
 

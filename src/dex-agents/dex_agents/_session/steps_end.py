@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dex import AsyncContext, StepDecision, dead_end, force_complete
 
 from dex_agents import _failpoints
-from dex_agents._session import resources
+from dex_agents._session import interrupts, resources
 from dex_agents._session.encoding import decode
 from dex_agents._session.events import StepEvents
 from dex_agents._session.notes import stopped_call
@@ -87,13 +87,17 @@ def end_cancelled_turn(
 
 def _finish_calls(context: AsyncContext, state: TurnState, batch: str) -> None:
     unapproved = set(resources.unapproved.get_all_instance_keys(context))
+    unanswered = interrupts.unanswered_calls(context)
     for index, call in enumerate(state.open_calls):
         key = resources.call_key(batch, index)
         note = resources.call_notes.get(context, key)
         if note:
             state.finished.append(FinishedCall.from_json(decode(note)))
         else:
-            state.finished.append(stopped_call(call, is_unapproved=key in unapproved))
+            stopped = stopped_call(
+                call, is_unapproved=key in unapproved, is_unanswered=key in unanswered
+            )
+            state.finished.append(stopped)
         if key in unapproved:
             resources.unapproved.delete(context, key)
             resources.interrupts.delete(context, key)

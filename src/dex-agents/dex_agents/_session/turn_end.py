@@ -122,7 +122,7 @@ def fail_turn(
     text = turn_failure_note(reason, state.finished, is_cancelled=is_cancelled)
     messages = [message_from_json(item) for item in (state.user_message, *state.steered)]
     try:
-        messages.append(build_user_message(flow, text))
+        messages.append(replace(build_user_message(flow, text), is_note=True))
     except Exception:
         if not is_by_close:
             raise

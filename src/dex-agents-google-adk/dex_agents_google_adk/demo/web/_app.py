@@ -91,7 +91,11 @@ class _Handlers:
         snapshot = await self._sessions.get_agent_snapshot(session_id)
         page = await self._sessions.list_messages(session_id)
         messages = [
-            {"role": str(message.role), "text": message.text, "turnId": message.turn_id}
+            {
+                "role": "note" if message.is_note else str(message.role),
+                "text": message.text,
+                "turnId": message.turn_id,
+            }
             for message in page.messages
         ]
         is_open = snapshot.status in ("running", "waiting")
