@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from support.dynamic_cases import DYNAMIC
 from support.graph_cases import GRAPHS
 from support.tree_cases import CASES
 
@@ -19,9 +20,9 @@ SIDE_BY_SIDE = {
 }
 
 
-@pytest.mark.parametrize("name", [*CASES, *GRAPHS])
+@pytest.mark.parametrize("name", [*CASES, *GRAPHS, *DYNAMIC])
 async def test_tree_equals_plain_adk(name: str) -> None:
-    case = (CASES | GRAPHS)[name]
+    case = (CASES | GRAPHS | DYNAMIC)[name]
     driver = await case.compare()
     # Each execution had a Step of its own; nothing else had one, as control tools and sub-agents.
     steps = Counter(item.tool_name for item in driver.requested)

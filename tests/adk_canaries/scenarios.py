@@ -17,6 +17,7 @@ from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.apps.app import App, ResumabilityConfig
 from google.adk.events.event import Event
+from google.adk.events.request_input import RequestInput
 from google.adk.flows.llm_flows.context import _contents
 from google.adk.flows.llm_flows.tools import _functions
 from google.adk.telemetry import tracing
@@ -28,8 +29,9 @@ from google.adk.tools.mcp_tool.mcp_session_manager import (
     StreamableHTTPConnectionParams,
 )
 from google.adk.tools.mcp_tool.mcp_toolset import McpToolset
-from google.adk.workflow import Workflow
+from google.adk.workflow import JoinNode, Workflow, node
 from google.adk.workflow.utils import _rehydration_utils
+from google.adk.workflow.utils._replay_sequence_barrier import ReplaySequenceBarrier
 from google.adk.workflow.utils._workflow_graph_utils import build_node
 from mcp import StdioServerParameters
 
@@ -48,7 +50,7 @@ from support.adk_oracle import Driver, LiveEvents, ScriptedLlm, World, call, sto
 from support.checkpoint import Checkpoint
 from support.lasting_mcp_server import lasting_server
 from support.tree_cases import llm
-from support.tree_oracle import TreeWorld
+from support.tree_oracle import TreeLlm, TreeWorld
 
 MCP_SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
 A2A_AGENT = "google.adk.agents.remote_a2a_agent"
@@ -336,3 +338,53 @@ async def a_sequence_goes_on_with_all_its_agents(_: Path) -> None:
     await Driver(AdkAgentRunner(app, **READ), world).turn("go")
     if not world.requests_of("two"):
         raise AssertionError("the second agent was never asked")
+
+
+class _SlowLlm(TreeLlm):
+    """Takes longer than ADK lets a finished node wait for its turn."""
+
+    async def generate_content_async(self, llm_request: Any, stream: bool = False) -> Any:
+        await asyncio.sleep(0.3)
+        async for response in super().generate_content_async(llm_request, stream):
+            yield response
+
+
+async def a_model_that_is_slow_beside_a_finished_node(_: Path) -> None:
+    """Once behind a question, once in a nested Workflow that has an output already."""
+
+    def asks(node_input: Any) -> RequestInput:
+        return RequestInput(message="Which?", response_schema={"type": "string"})
+
+    def first(node_input: Any) -> str:
+        return "first"
+
+    async def second(node_input: Any, ctx: Any) -> None:
+        await ctx.run_node(slow, node_input="more")
+
+    def answered(item: RequestedToolCall) -> ToolCallRecord | None:
+        if item.tool_name != "adk_request_input":
+            return None
+        return ToolCallRecord(item.call_id, item.tool_name, ToolCallStatus.SUCCEEDED, output="a")
+
+    for number in (1, 2):
+        world = TreeWorld(
+            {
+                "slow": [[call("t", x="1")], text("slow done")],
+                "quick": [text("quick done")],
+                "after": [text("after done")],
+            }
+        )
+        slow = llm(world, "slow", "t", model=_SlowLlm)
+        dynamic = node(rerun_on_resume=True)(second)
+        edges: Any = ("START", asks, slow) if number == 1 else ("START", (first, dynamic))
+        lanes = (Workflow(name="nested", edges=[edges]), llm(world, "quick"))
+        root = Workflow(
+            name="w", edges=[("START", lanes, JoinNode(name="join"), llm(world, "after"))]
+        )
+        runner = AdkAgentRunner(root, dynamic_agents=[slow] if number == 2 else [], **READ)
+        driver = Driver(runner, world, execute=answered)
+        driver.calls_per_step = 3
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ReplaySequenceBarrier.__init__, "__defaults__", (0.05,))
+            ended = await driver.turn("go")
+        assert ended.final_text == "after done"

@@ -30,6 +30,7 @@ from dex_agents_google_adk._adk_workarounds import (
     agent_states,
     agent_tool_pauses,
     call_ids_of_session,
+    claimed_outputs,
     contents_in_one_pass,
     contents_on_replay,
     deferred_questions,
@@ -48,7 +49,9 @@ from dex_agents_google_adk._adk_workarounds import (
     replayed_nodes,
     task_delegations,
     unheard_telemetry,
+    waiting_lanes,
 )
+from support.dynamic_cases import DYNAMIC
 from support.graph_cases import GRAPHS
 from support.tree_cases import CASES
 
@@ -100,7 +103,7 @@ def _impatient(off: Off) -> Off:
 
 
 def tree(name: str) -> Scenario:
-    return lambda _: (CASES | GRAPHS)[name].compare()
+    return lambda _: (CASES | GRAPHS | DYNAMIC)[name].compare()
 
 
 def _restarting(session: Any, root: Any, invocation_id: str, pick: Any) -> Any:
@@ -125,6 +128,11 @@ DEFECTS = {
         unguarded(call_ids_of_session),
         scenarios.calls_of_the_history_are_not_listed,
         r"listed the calls of \d+ events",
+    ),
+    "claimed_outputs": Defect(
+        unguarded(claimed_outputs),
+        tree("a claimed output and another one returned"),
+        "requests of after differ",
     ),
     "contents_in_one_pass": Defect(
         unguarded(contents_in_one_pass),
@@ -223,6 +231,11 @@ DEFECTS = {
         unguarded(unheard_telemetry),
         scenarios.no_records_are_made_of_a_history_that_nobody_gets,
         r"made \d+ log records",
+    ),
+    "waiting_lanes": Defect(
+        unguarded(waiting_lanes),
+        scenarios.a_model_that_is_slow_beside_a_finished_node,
+        "Replay divergence",
     ),
     "workflow_markers": Defect(
         replaced(_session, "is_workflow_marker", lambda *_: False),

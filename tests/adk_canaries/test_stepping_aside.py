@@ -27,6 +27,7 @@ from google.adk.workflow._dynamic_node_scheduler import DynamicNodeScheduler
 from google.adk.workflow._node_runner import NodeRunner
 from google.adk.workflow.utils import _rehydration_utils, _replay_interceptor
 from google.adk.workflow.utils._replay_manager import ReplayManager
+from google.adk.workflow.utils._replay_sequence_barrier import ReplaySequenceBarrier
 from google.genai import types
 
 from dex_agents import ToolEffect
@@ -34,6 +35,7 @@ from dex_agents_google_adk._adk_workarounds import (
     AdkWorkaroundWarning,
     agent_callbacks,
     call_ids_of_session,
+    claimed_outputs,
     contents_in_one_pass,
     contents_on_replay,
     deferred_questions,
@@ -53,6 +55,7 @@ from dex_agents_google_adk._adk_workarounds import (
     task_delegations,
     tool_threads,
     unheard_telemetry,
+    waiting_lanes,
 )
 from dex_agents_google_adk._adk_workarounds.workflow_markers import is_workflow_marker
 
@@ -82,6 +85,12 @@ PATCHED: list[tuple[Any, Any, str, str]] = [
     (finished_chat_nodes, _replay_interceptor, "check_interception", "asked twice"),
     (mcp_sessions, mcp_session_manager, "_reports_session_terminated", "has ended a session"),
     (leaked_branches, NodeRunner, "_enrich_event", "behind a ParallelAgent"),
+    (claimed_outputs, NodeRunner, "_flush_output_and_deltas", "hand on another output"),
+    (claimed_outputs, ReplayManager, "scan_workflow_events", "hand on another output"),
+    (claimed_outputs, DynamicNodeScheduler, "_rehydrate_from_events", "hand on another output"),
+    (waiting_lanes, ReplayManager, "_scan_sequence", "fifteen seconds"),
+    (waiting_lanes, DynamicNodeScheduler, "_run_node_internal", "fifteen seconds"),
+    (waiting_lanes, ReplaySequenceBarrier, "wait", "fifteen seconds"),
     (nested_node_paths, _rehydration_utils, "_reconstruct_node_states", "how far a node"),
     (nested_node_paths, ReplayManager, "_index_events", "how far a node"),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from google.adk.agents.base_agent import BaseAgent
@@ -103,12 +103,14 @@ class Case:
 
     Attributes:
         any_order: See :func:`compare_tree`.
+        dynamic: Agents that only nodes know, filled by ``build``.
     """
 
     build: Callable[[TreeWorld], BaseNode]
     scripts: Scripts
     messages: Sequence[str] = ("go",)
     any_order: bool = False
+    dynamic: list[BaseAgent] = field(default_factory=list)
 
     async def compare(self) -> Driver:
         """Play it in plain ADK and in the runner, and assert that they agree."""
@@ -118,6 +120,7 @@ class Case:
             self.messages,
             any_order=self.any_order,
             default_tool_effect=ToolEffect.READ,
+            dynamic_agents=self.dynamic,
         )
 
 

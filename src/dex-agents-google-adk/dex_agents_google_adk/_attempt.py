@@ -63,6 +63,7 @@ class Attempt:
         held: Later parts of model answers whose first calls waited.
         faults: Useless answers that are asked for again.
         node_retries: Nodes that are being tried again, by path.
+        handed_on: What finished nodes that claimed the output of a child handed on, by path.
         model_calls_so_far: Model calls of the turn before this attempt.
         maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
         answers: What models have answered, here and in attempts that died.
@@ -86,6 +87,7 @@ class Attempt:
         held: Sequence[HeldAnswer] = (),
         faults: Sequence[Fault] = (),
         node_retries: Mapping[str, NodeRetry] | None = None,
+        handed_on: Mapping[str, Json] | None = None,
         model_calls_so_far: int = 0,
         maximum_model_calls: int = 0,
         answers: KeptAnswers | None = None,
@@ -106,6 +108,8 @@ class Attempt:
         self.held = HeldAnswers(held)
         self.faults = Faults(faults)
         self.node_retries = dict(node_retries or {})
+        self.handed_on = dict(handed_on or {})
+        self.claiming_nodes: Collection[str] = ()  # of the turn before this attempt, by path
         self.model_calls = ModelCalls(so_far=model_calls_so_far, maximum=maximum_model_calls)
         self.tool_events = tool_events or ToolEvents()
         self.inputs: list[PausedInput] = []

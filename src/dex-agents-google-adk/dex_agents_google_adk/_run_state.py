@@ -282,6 +282,8 @@ class RunState:
             called, so that its calls can be replayed when it is no longer listed.
         held: Later parts of model answers whose first calls wait, oldest first.
         faults: Useless answers that are asked for again.
+        node_retries: Nodes that are being tried again, by path.
+        handed_on: What finished nodes that claimed the output of a child handed on, by path.
         tree_shape: :attr:`AgentTree.shape` when the turn began; empty if an older release did it.
     """
 
@@ -299,6 +301,7 @@ class RunState:
     held: tuple[HeldAnswer, ...] = ()
     faults: tuple[Fault, ...] = ()
     node_retries: dict[str, NodeRetry] = field(default_factory=dict)
+    handed_on: dict[str, Json] = field(default_factory=dict)
     tree_shape: str = ""
 
     def to_json(self) -> Json:
@@ -319,6 +322,7 @@ class RunState:
             "held": [answer.to_json() for answer in self.held],
             "faults": [fault.to_json() for fault in self.faults],
             "node_retries": {path: item.to_json() for path, item in self.node_retries.items()},
+            "handed_on": self.handed_on,
             "tree_shape": self.tree_shape,
         }
 
@@ -353,6 +357,7 @@ class RunState:
                     path: NodeRetry.from_json(retry)
                     for path, retry in (item.get("node_retries") or {}).items()
                 },
+                handed_on=item.get("handed_on") or {},
                 tree_shape=item.get("tree_shape") or "",
             )
         except (KeyError, TypeError, ValueError) as error:

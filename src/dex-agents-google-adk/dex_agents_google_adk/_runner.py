@@ -37,6 +37,7 @@ from dex_agents_google_adk._adk_version import warn_if_untested
 from dex_agents_google_adk._adk_workarounds import (
     agent_callbacks,
     call_ids_of_session,
+    claimed_outputs,
     contents_in_one_pass,
     contents_on_replay,
     deferred_questions,
@@ -55,6 +56,7 @@ from dex_agents_google_adk._adk_workarounds import (
     replayed_nodes,
     task_delegations,
     unheard_telemetry,
+    waiting_lanes,
 )
 from dex_agents_google_adk._artifacts import note_removed
 from dex_agents_google_adk._compaction import HistoryWriter
@@ -169,6 +171,7 @@ class AdkAgentRunner:
         warn_if_untested()
         remote_a2a_import.apply()
         call_ids_of_session.apply()
+        claimed_outputs.apply()
         contents_on_replay.apply()
         contents_in_one_pass.apply()
         deferred_questions.apply()
@@ -187,6 +190,7 @@ class AdkAgentRunner:
         replayed_nodes.apply()
         model_lookup.apply()
         unheard_telemetry.apply()
+        waiting_lanes.apply()
         silence_reported_errors()
         self._setup = RunnerSetup(
             app=app,

@@ -25,7 +25,7 @@ from dex_agents._contract import (
     TurnCompleted,
 )
 from dex_agents._errors import AgentTurnError
-from dex_agents_google_adk._adk_workarounds import nested_node_paths
+from dex_agents_google_adk._adk_workarounds import claimed_outputs, nested_node_paths
 from dex_agents_google_adk._answer import final_text, root_output
 from dex_agents_google_adk._artifacts import SessionArtifacts, session_artifacts
 from dex_agents_google_adk._attempt import Attempt, ReplayError, enter_attempt
@@ -121,6 +121,7 @@ class _TurnAttempt:
             held=state.held if state else (),
             faults=state.faults if state else (),
             node_retries=state.node_retries if state else {},
+            handed_on=state.handed_on if state else {},
             started=state.started if state else (),
             node_inputs=state.node_inputs if state else {},
             descendants=self._setup.tree.descendants,
@@ -165,6 +166,7 @@ class _TurnAttempt:
         self._attempt.misleading_events = nested_node_paths.misleading_events(
             turn, self._setup.tree.agent_names
         )
+        self._attempt.claiming_nodes = claimed_outputs.claiming_nodes(turn)
         for event, item in zip(turn, self._earlier_items, strict=True):
             self._items[event.id] = item
             events.append(event)
@@ -400,6 +402,7 @@ class _TurnAttempt:
             held=self._attempt.held.rest,
             faults=self._attempt.faults.rest,
             node_retries=self._attempt.node_retries,
+            handed_on=self._attempt.handed_on,
             tree_shape=self._state.tree_shape if self._state else self._setup.tree.shape,
         )
 
