@@ -134,31 +134,12 @@ types() {
     src/dex-agents-google-adk/dex_agents_google_adk tests
 }
 
-# The suite in two parts of about the same time side by side; each part's output is printed when
-# it has ended.
+# More processes than cores, as tests wait for other processes about half of their time.
 tests() {
-  local part parts=(engine agents) out=.venv/tests failed=0
-  local -A job paths=(
-    [engine]="tests/dex_lite tests/core tests/docs tests/e2e"
-    [agents]="tests --ignore=tests/dex_lite --ignore=tests/core --ignore=tests/docs --ignore=tests/e2e"
-  )
-  rm -rf "$out" && mkdir -p "$out"
-  # Without job control bash starts background commands with SIGINT ignored, and tests send it.
-  set -m
-  trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
-  for part in "${parts[@]}"; do
-    # Paths without spaces, so they may be split.
-    python -m pytest -q -p no:cacheprovider --durations=20 --durations-min=5 \
-      --outcomes "$out/$part.json" ${paths[$part]} \
-      >"$out/$part.txt" 2>&1 &
-    job[$part]=$!
-    echo "   $part: $out/$part.txt" >&2
-  done
-  for part in "${parts[@]}"; do
-    wait "${job[$part]}" || failed=1
-    cat "$out/$part.txt"
-  done
-  [ "$failed" = 0 ] && python -m support.requirements "$out"/engine.json "$out"/agents.json
+  local cores
+  cores=$(getconf _NPROCESSORS_ONLN)
+  python -m pytest -q -p no:cacheprovider --durations=20 --durations-min=5 \
+    --processes "$((cores < 4 ? 2 * cores : 8))"
 }
 
 command=${1:-all}
@@ -175,6 +156,7 @@ case "$command" in
     types_log=$(mktemp)
     types >"$types_log" 2>&1 &
     types=$!
+    trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
     stage "browser" await_job "$browser" "$browser_log"
     stage "tests" tests
     stage "types" await_job "$types" "$types_log"

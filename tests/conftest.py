@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 
 from support import prefork
+from support.forked_suite import ForkedSuite
 from support.requirements import REQUIREMENTS_FILE, ProofOfRequirements, other_rows
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--outcomes``, for a suite that runs in parts."""
+    """Add ``--processes``."""
     parser.addoption(
-        "--outcomes",
-        type=Path,
-        metavar="FILE",
-        help="write how the tests ended; python -m support.requirements FILE … judges them",
+        "--processes", type=int, default=1, metavar="N", help="run the tests in N processes"
     )
 
 
@@ -27,5 +24,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # process of the tests, some of which end theirs with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     prefork.install()
-    outcomes_file = config.getoption("--outcomes")
-    config.pluginmanager.register(ProofOfRequirements(REQUIREMENTS_FILE, outcomes_file, other_rows))
+    if (processes := config.getoption("--processes")) > 1:
+        config.pluginmanager.register(ForkedSuite(processes, prefork.start_ahead))
+    config.pluginmanager.register(ProofOfRequirements(REQUIREMENTS_FILE, other_rows))

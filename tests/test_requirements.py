@@ -15,7 +15,6 @@ from support.requirements import (
     ROW_IDS,
     RequirementRow,
     faults,
-    main,
     read_rows,
     rows_without_a_passed_test,
 )
@@ -92,10 +91,7 @@ def small_suite(tmp_path: Path) -> Path:
         "from pathlib import Path\n"
         "from support.requirements import ProofOfRequirements\n"
         "def pytest_configure(config):\n"
-        "    outcomes = config.getoption('--outcomes')\n"
-        "    config.pluginmanager.register(ProofOfRequirements(Path('rows.md'), outcomes))\n"
-        "def pytest_addoption(parser):\n"
-        "    parser.addoption('--outcomes', type=Path)\n"
+        "    config.pluginmanager.register(ProofOfRequirements(Path('rows.md')))\n"
     )
     (tmp_path / "tests" / "test_it.py").write_text(
         "import pytest\n"
@@ -156,24 +152,3 @@ def test_a_run_with_all_proofs_passes(small_suite: Path) -> None:
     rows = (small_suite / "rows.md").read_text().splitlines(keepends=True)
     (small_suite / "rows.md").write_text(rows[0])
     assert _pytest(small_suite).returncode == 0
-
-
-def test_parts_of_a_suite_are_judged_together(
-    small_suite: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("support.requirements.REQUIREMENTS_FILE", small_suite / "rows.md")
-    monkeypatch.setattr("support.requirements.other_rows", list)
-    files = []
-    for number, keyword in enumerate(("ran", "skipped")):
-        files.append(str(small_suite / f"{number}.json"))
-        assert _pytest(small_suite, "-k", keyword, "--outcomes", files[-1]).returncode == 0
-    assert main(files) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "R002 names tests/test_it.py::test_skipped, which was skipped",
-        "R003 names tests/test_it.py::test_half_skipped, which was skipped",
-        "R004 names tests/test_it.py::test_long, which did not run",
-    ]
-    rows = (small_suite / "rows.md").read_text().splitlines(keepends=True)
-    (small_suite / "rows.md").write_text(rows[0])
-    assert main(files) == 0
-    assert main([]) == 2

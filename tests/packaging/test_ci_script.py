@@ -63,8 +63,7 @@ WORKSPACE = ["python -m pip", "python -m pip"]
 PIP = ["venv", "python -m pip", *WORKSPACE]
 STYLE = ["ruff check src", "ruff format --check"]
 TYPES = "mypy src/dex-lite/dex_lite src/dex-agents/dex_agents"
-TESTS = ["python -m pytest", "python -m pytest"]
-JUDGE = "python -m support.requirements"
+TESTS = "python -m pytest"
 
 
 def test_without_arguments_it_sets_up_and_checks_everything(workspace: Path) -> None:
@@ -74,7 +73,7 @@ def test_without_arguments_it_sets_up_and_checks_everything(workspace: Path) -> 
     calls = _log(workspace)
     assert calls[: len(first)] == first
     # Types and tests run side by side.
-    assert sorted(calls[len(first) :]) == sorted([TYPES, *TESTS, JUDGE])
+    assert sorted(calls[len(first) :]) == sorted([TYPES, TESTS])
     log = (workspace / "log").read_text()
     assert "--no-deps --no-compile --require-hashes -r requirements.lock" in log
     assert "--no-deps --no-build-isolation -e src/dex-lite" in log
@@ -106,13 +105,13 @@ def test_a_setup_that_failed_is_done_again(workspace: Path) -> None:
     assert _log(workspace) == [*PIP, *STYLE, TYPES]
 
 
-def test_a_part_of_the_tests_that_fails_fails_the_run(workspace: Path) -> None:
+def test_tests_that_fail_fail_the_run(workspace: Path) -> None:
     _ci(workspace, "setup")
     (workspace / "fail-python").touch()
     done = _ci(workspace)
     assert done.returncode == 1
     assert "== tests: failed, " in done.stderr
-    assert [call for call in _log(workspace) if call != TYPES] == [*STYLE, *TESTS]
+    assert [call for call in _log(workspace) if call != TYPES] == [*STYLE, TESTS]
 
 
 def test_a_failed_stage_ends_the_run(workspace: Path) -> None:
@@ -121,7 +120,7 @@ def test_a_failed_stage_ends_the_run(workspace: Path) -> None:
     done = _ci(workspace)
     assert done.returncode == 1
     assert "== types: failed, " in done.stderr
-    assert sorted(_log(workspace)) == sorted([*STYLE, TYPES, *TESTS, JUDGE])
+    assert sorted(_log(workspace)) == sorted([*STYLE, TYPES, TESTS])
 
 
 @pytest.mark.parametrize(

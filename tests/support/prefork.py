@@ -42,6 +42,11 @@ def install() -> None:
     _process.start_command = start
 
 
+def start_ahead() -> None:
+    """Start the process that forks now, for forks of this process to share it."""
+    _preforking()
+
+
 async def start(
     command: Sequence[str], env: Mapping[str, str], errors: BinaryIO
 ) -> _process.Process:

@@ -1,15 +1,9 @@
-"""Reads the tables of requirements, protocol rules and promises, and checks that the tests they name exist and passed.
-
-A suite that runs in parts passes ``--outcomes FILE`` to each pytest, then ``python -m
-support.requirements FILE …`` judges all of them together.
-"""
+"""Reads tables of requirements, rules and promises; checks that the tests they name exist and passed."""
 
 from __future__ import annotations
 
 import ast
-import json
 import re
-import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,38 +129,17 @@ class Outcomes:
             for row_id, test in rows_without_a_passed_test(rows, self.passed - self.skipped)
         ]
 
-    def write(self, path: Path) -> None:
-        """Write as JSON, for :meth:`read_all`."""
-        path.write_text(
-            json.dumps({"passed": sorted(self.passed), "skipped": sorted(self.skipped)})
-        )
-
-    @classmethod
-    def read_all(cls, paths: Sequence[Path]) -> Outcomes:
-        """Outcomes of several runs together."""
-        together = cls()
-        for path in paths:
-            stored = json.loads(path.read_text())
-            together.passed.update(stored["passed"])
-            together.skipped.update(stored["skipped"])
-        return together
-
 
 class ProofOfRequirements:
-    """Pytest plugin: a run of the whole suite fails unless every named test passed.
-
-    With ``outcomes_file`` it writes how the tests ended and judges nothing.
-    """
+    """Pytest plugin: a run of the whole suite fails unless every named test passed."""
 
     def __init__(
         self,
         requirements_file: Path,
-        outcomes_file: Path | None = None,
         others: Callable[[], Sequence[RequirementRow]] = tuple,
     ) -> None:
         self._file = requirements_file
         self._others = others
-        self._outcomes_file = outcomes_file
         self._outcomes = Outcomes()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -180,9 +153,6 @@ class ProofOfRequirements:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Turn an otherwise good run into a failed one if a proof is missing."""
-        if self._outcomes_file is not None:
-            self._outcomes.write(self._outcomes_file)
-            return
         if exitstatus != pytest.ExitCode.OK or not _ran_the_whole_suite(session.config):
             return
         missing = self._outcomes.missing_proofs([*read_rows(self._file), *self._others()])
@@ -206,19 +176,3 @@ def _ran_the_whole_suite(config: pytest.Config) -> bool:
         and config.option.markexpr == "not long"
         and not any(getattr(config.option, name, None) for name in narrowing)
     )
-
-
-def main(outcome_files: Sequence[str]) -> int:
-    """Judge a suite that ran in parts; the exit code is 1 if a proof is missing."""
-    if not outcome_files:
-        print("usage: python -m support.requirements OUTCOMES_FILE …", file=sys.stderr)
-        return 2
-    outcomes = Outcomes.read_all([Path(name) for name in outcome_files])
-    missing = outcomes.missing_proofs([*read_rows(REQUIREMENTS_FILE), *other_rows()])
-    for line in missing:
-        print(line)
-    return 1 if missing else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
