@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -96,7 +97,7 @@ def why_no_test(test: str, root: Path) -> str:
     if not path.is_file():
         return f"no file {path_text}"
     *classes, function = name.split("::")
-    body: Sequence[ast.stmt] = ast.parse(path.read_text()).body
+    body: Sequence[ast.stmt] = _parsed(path.read_text()).body
     for part in classes:
         inner = [node for node in body if isinstance(node, ast.ClassDef) and node.name == part]
         body = inner[0].body if inner else []
@@ -106,6 +107,11 @@ def why_no_test(test: str, root: Path) -> str:
     ):
         return ""
     return f"no test {name} in {path_text}"
+
+
+@functools.cache
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 def rows_without_a_passed_test(
