@@ -16,6 +16,8 @@ PAGE = REPOSITORY / "docs" / "guide" / "testing.md"
 async def test_the_module_of_the_page_passes(tmp_path: Path) -> None:
     (module,) = [block for block in read_blocks(PAGE) if block.language == "python"]
     (tmp_path / "test_shop.py").write_text(module.code)
+    # Its dozens of processes would take most of a minute to import everything.
+    (tmp_path / "conftest.py").write_text("from support import prefork\n\nprefork.install()\n")
     command = (
         sys.executable,
         "-m",
