@@ -137,6 +137,54 @@ def names(
     ]
 
 
+def file_names(
+    function: Callable[[Any], Any], what: str, most: int
+) -> list[tuple[Callable[[], Any], type, str]]:
+    """A name of a file that is none."""
+    hint = f"{what} must be a file name"
+    texts = ("a/b", "/a", "a\\b", ".", "..")
+    return [
+        *names(function, what),
+        *(
+            (lambda t=t: function(t), ValueError, f"{hint} without a folder, got {t!r}")
+            for t in texts
+        ),
+        *(
+            (
+                lambda n=n: function("\u00e9" * n + "x"),
+                ValueError,
+                f"{hint} of at most {most} bytes, got {2 * n + 1}",
+            )
+            for n in (most // 2 if most % 2 == 0 else most // 2 + 1, 1_000)
+        ),
+    ]
+
+
+def function_paths(
+    function: Callable[[Any], Any], what: str
+) -> list[tuple[Callable[[], Any], type, str]]:
+    """What names no function of a module."""
+    hint = f"{what} must look like 'm"
+    short = ("a", "a.b", ":", "a:", ":b", "myshop/agent.py")
+    long = ("a/b:c", ".a:b", "a..b:c", "a b:c", "a\\b:c", "a:b c", "a:b:c", "a:b.c", "C:/a.py:b")
+    return [
+        *names(function, what),
+        *(
+            (lambda t=t: function(t), ValueError, f"{hint}odule:function', got {t!r}")
+            for t in short
+        ),
+        *(
+            (
+                lambda t=t: function(t),
+                ValueError,
+                f"{hint}yshop.agent:build_flow', a module by its dotted name and a function in it, "
+                f"got {t!r}",
+            )
+            for t in long
+        ),
+    ]
+
+
 def flow_types(
     function: Callable[[Any], Any],
 ) -> list[tuple[Callable[[], Any], type, str]]:
@@ -158,6 +206,11 @@ def paths(function: Callable[[Any], Any], what: str) -> list[tuple[Callable[[], 
             lambda: function("a\ud800"),
             ValueError,
             f"{hint} without lone surrogates, got 'a\\ud800'",
+        ),
+        (
+            lambda: function("a/" + "\u00e9" * 128 + "/b"),
+            ValueError,
+            f"{hint} whose parts have at most 255 bytes each, got one of 256",
         ),
         (
             lambda: function("../" * 2000),
@@ -275,9 +328,29 @@ CASES: list[tuple[Callable[[], Any], type, str]] = [
     *names(lambda v: AdkAgentRunner(AGENT, user_id=v), "user_id"),
     *names(lambda v: AdkAgentRunner(AGENT, summary_model=v), "summary_model")[:-2],
     *names(lambda v: read_session_history(NOWHERE, v), "session_id"),
-    *names(lambda v: worker(flow=v), "flow"),
-    *names(lambda v: failpoint_env([v], "/tmp"), "a failpoint"),
-    *names(lambda v: is_failpoint_reached(v, "/tmp"), "name"),
+    *function_paths(lambda v: worker(flow=v), "flow"),
+    *function_paths(lambda v: explore_crashes(v, ["x"]), "flow")[8:],
+    *file_names(lambda v: explore_crashes("os:path", ["x"], ledger=v), "ledger", 255),
+    *file_names(lambda v: failpoint_env([v], "/tmp"), "a failpoint", 240),
+    *file_names(lambda v: failpoint_env([f"{v}=kill*2"], "/tmp"), "a failpoint", 240)[8:],
+    *file_names(lambda v: is_failpoint_reached(v, "/tmp"), "name", 240),
+    *(
+        (
+            lambda v=v: worker(env={v: "x"}),
+            ValueError,
+            f"env must have names of variables, which have no '=', got {v!r}",
+        )
+        for v in ("", "a=b", "=")
+    ),
+    *(
+        (
+            lambda f=f, v=v: f(data_dir=v),
+            ValueError,
+            "data_dir must be a folder, but '/dev/null' is a file",
+        )
+        for f in (worker, lambda **d: explore_crashes("os:path", ["x"], **d))
+        for v in ("/dev/null", "/dev/null/a/b")
+    ),
     *names(lambda v: ConnectionReference(v, "x"), "connector_id"),
     *names(lambda v: ConnectionReference("x", v), "name"),
     *names(lambda v: ConnectorToolSource([], source_name=v), "source_name", 200),

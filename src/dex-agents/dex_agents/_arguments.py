@@ -11,6 +11,8 @@ _LONGEST = 60
 _MOST = 2**31 - 1
 """Counts go to engines as 32 bits."""
 _NAME_CHARACTERS = 4096
+_FILE_NAME_BYTES = 255
+"""What file systems take as the name of one file or folder."""
 _NONE = type(None)
 _FLOW_TYPE_CHARACTERS = 200
 _FORBIDDEN_IN_NAMES = "/$:"
@@ -47,6 +49,34 @@ def check_name(name: str, value: object, most: int = _NAME_CHARACTERS) -> None:
         raise ValueError(f"{name} must be a printable text that is not blank, got {value[:80]!r}")
     if len(value) > most:
         raise ValueError(f"{name} must have at most {most} characters, got {len(value)}")
+
+
+def check_file_name(name: str, value: object, most: int = _FILE_NAME_BYTES) -> None:
+    """The name of a file in a folder, of so many bytes; raises TypeError, ValueError."""
+    check_name(name, value)
+    assert isinstance(value, str)
+    if "/" in value or "\\" in value or value in (".", ".."):
+        raise ValueError(f"{name} must be a file name without a folder, got {shown(value)}")
+    if (size := len(value.encode())) > most:
+        raise ValueError(f"{name} must be a file name of at most {most} bytes, got {size}")
+
+
+def check_function_path(name: str, value: object) -> None:
+    """A text ``module:function`` for another process; raises TypeError, ValueError."""
+    check_name(name, value)
+    assert isinstance(value, str)
+    module, _, function = value.partition(":")
+    if not module or not function:
+        raise ValueError(f"{name} must look like 'module:function', got {shown(value)}")
+    if (
+        not all(module.split("."))
+        or any(c in module for c in "/\\ ")
+        or not function.isidentifier()
+    ):
+        raise ValueError(
+            f"{name} must look like 'myshop.agent:build_flow', a module by its dotted name and a "
+            f"function in it, got {shown(value)}"
+        )
 
 
 def check_flow_type(value: object) -> None:
@@ -218,9 +248,25 @@ def path_of(name: str, value: object) -> Path:
             f"{name} must be a path of at most {_NAME_CHARACTERS} characters, got {len(text)}"
         )
     try:
-        os.fsencode(text)
+        sizes = [len(os.fsencode(part)) for part in Path(text).parts]
     except UnicodeEncodeError:
         raise ValueError(
             f"{name} must be a path without lone surrogates, got {shown(text)}"
         ) from None
+    if max(sizes, default=0) > _FILE_NAME_BYTES:
+        raise ValueError(
+            f"{name} must be a path whose parts have at most {_FILE_NAME_BYTES} bytes each, got one "
+            f"of {max(sizes)}"
+        )
     return Path(text)
+
+
+def folder_of(name: str, value: object) -> Path:
+    """The folder that an argument names, which is there or can be made; raises TypeError, ValueError."""
+    path = path_of(name, value)
+    for place in (path, *path.parents):
+        if place.is_dir():
+            break
+        if place.exists() or place.is_symlink():
+            raise ValueError(f"{name} must be a folder, but {shown(str(place))} is a file")
+    return path

@@ -18,7 +18,14 @@ from typing import Any, TypeVar
 
 from dex import PullWorkerOptions, WorkerOptions
 
-from dex_agents._arguments import check_count, check_name, check_server_address, path_of, shown
+from dex_agents._arguments import (
+    check_count,
+    check_function_path,
+    check_name,
+    check_server_address,
+    path_of,
+    shown,
+)
 
 _LOGGER = logging.getLogger("dex_agents")
 _T = TypeVar("_T")
@@ -119,9 +126,8 @@ def run_agent_workers(
             f"flows must be a text like 'module:function', got {shown(flows)}; each Worker process "
             "imports it"
         )
+    check_function_path("flows", flows)
     module, _, function = flows.partition(":")
-    if not module or not function:
-        raise ValueError(f"flows must look like 'module:function', got {shown(flows)}")
     check_server_address(server_address)
     check_count("processes", processes, 1)
     caches = path_of("cache_dir", ".dex-cache" if cache_dir is None else cache_dir)

@@ -18,7 +18,7 @@ from typing import Any
 
 from dex import AsyncWorker, BlobCacheConfig, Flow, Registry, open_blob_cache
 
-from dex_agents._arguments import shown
+from dex_agents._arguments import check_function_path
 from dex_agents._quiet_logs import LostEngineFilter, RepeatFilter
 from dex_agents._worker import NO_SUCH_FUNCTION_CODE, agent_worker_options, run_with_uvloop
 
@@ -44,9 +44,8 @@ def build_flows(name: str, data_dir: Path | None) -> list[Flow[Any]]:
         NoSuchFunctionError: The module has no such function.
         ValueError: The name is not of that form, or there is no folder for it.
     """
+    check_function_path("flows", name)
     module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise ValueError(f"flows must look like 'module:function', got {shown(name)}")
     function = getattr(importlib.import_module(module_name), function_name, None)
     if not callable(function):
         raise NoSuchFunctionError(f"module {module_name!r} has no function {function_name!r}")

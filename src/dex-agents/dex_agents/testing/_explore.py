@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dex_agents._arguments import check_callable, check_name, check_texts, path_of, shown
+from dex_agents._arguments import (
+    check_callable,
+    check_file_name,
+    check_function_path,
+    check_name,
+    check_texts,
+    folder_of,
+    shown,
+)
 from dex_agents._session.client import AgentSessionClient
 from dex_agents._session.flow import AgentSessionFlow
 from dex_agents._session.views import PendingInterrupt
@@ -87,17 +95,19 @@ async def explore_crashes(
         raise TypeError(
             f"flow must be a function or a text like 'module:function', got {type(flow).__name__}"
         )
+    if isinstance(flow, str):
+        check_function_path("flow", flow)
     check_messages(messages)
     check_answering(answer, timeout_s)
-    for argument, text in (("ledger", ledger), ("asked", asked)):
-        check_name(argument, text)
+    check_file_name("ledger", ledger)
+    check_name("asked", asked)
     for argument, texts in (("repeatable", repeatable), ("ignore", ignore)):
         check_texts(argument, texts)
     check_callable("places", places, "of a place's name that says whether to kill there")
     if kill not in ("worker", "engine"):
         raise ValueError(f"kill must be 'worker' or 'engine', got {shown(kill)}")
     if data_dir is not None:
-        path_of("data_dir", data_dir)
+        folder_of("data_dir", data_dir)
     name, python_path = _importable(flow)
     with _folder(data_dir) as folder:
         explorer = _Explorer(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from dex_agents._arguments import check_name, path_of, shown
+from dex_agents._arguments import check_file_name, check_name, path_of, shown
+
+_NAME_BYTES = 240
+"""The rest of a file name is for the number of a kill behind it."""
 
 
 def failpoint_env(failpoints: Sequence[str], marker_dir: str | os.PathLike[str]) -> dict[str, str]:
@@ -19,11 +22,16 @@ def failpoint_env(failpoints: Sequence[str], marker_dir: str | os.PathLike[str])
             holds instead, such as ``PrivateEngine.pid_file``.
         marker_dir: Where a file remembers a place that has killed, so that each does it once over
             all processes that share the folder.
+
+    Raises:
+        TypeError, ValueError: An argument is none.
     """
     if isinstance(failpoints, str | bytes) or not isinstance(failpoints, Sequence):
         raise TypeError(f"failpoints must be a list of names, got {shown(failpoints)}")
     for name in failpoints:
         check_name("a failpoint", name)
+        place, found, _ = name.rpartition("=")
+        _check_place("a failpoint", place if found else name)
         if "," in name:
             raise ValueError(f"a failpoint must not have a comma, got {shown(name)}; list it twice")
     markers = path_of("marker_dir", marker_dir)
@@ -37,6 +45,19 @@ def failpoint_env(failpoints: Sequence[str], marker_dir: str | os.PathLike[str])
 
 
 def is_failpoint_reached(name: str, marker_dir: str | os.PathLike[str]) -> bool:
-    """Whether a process was killed at this place."""
-    check_name("name", name)
+    """Whether a process was killed at this place.
+
+    Args:
+        name: As it was given to :func:`failpoint_env`, without an action.
+        marker_dir: The folder that was given there.
+
+    Raises:
+        TypeError, ValueError: An argument is none.
+    """
+    _check_place("name", name)
     return (path_of("marker_dir", marker_dir) / name).exists()
+
+
+def _check_place(argument: str, name: object) -> None:
+    """A marker file has the name of its place; raises TypeError, ValueError."""
+    check_file_name(argument, name, _NAME_BYTES)

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from dex_agents._arguments import (
-    check_name,
+    check_function_path,
     check_server_address,
     check_text_mapping,
+    folder_of,
     path_of,
     shown,
 )
@@ -56,14 +57,19 @@ class WorkerProcess(ChildProcess):
             TypeError, ValueError: An argument is none.
             RuntimeError: It is not ready within a minute; the text has the end of its log.
         """
-        check_name("flow", flow)
+        check_function_path("flow", flow)
         check_server_address(server_address)
-        folder = path_of("data_dir", data_dir)
+        folder = folder_of("data_dir", data_dir)
         given_env = failpoint_env(failpoints, folder)
         if not isinstance(respawn, bool):
             raise TypeError(f"respawn must be True or False, got {shown(respawn)}")
         if env is not None:
             check_text_mapping("env", env)
+            for name in env:
+                if not name or "=" in name:
+                    raise ValueError(
+                        f"env must have names of variables, which have no '=', got {shown(name)}"
+                    )
         if isinstance(python_path, str | bytes) or not isinstance(python_path, Sequence):
             raise TypeError(f"python_path must be a list of folders, got {shown(python_path)}")
         for place in python_path:
