@@ -279,6 +279,22 @@ async def test_transfers_inside_a_chat_node_are_adks_with_the_chain_in_the_path(
     assert [item.arguments["x"] for item in driver.requested] == ["1", "2", "3"]
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+async def test_a_graph_goes_on_behind_a_workflow_with_an_agent_tree(is_nested: bool) -> None:
+    """An agent of mode ``chat`` has no output in ADK, so right behind it nothing runs."""
+
+    def build(world: Any) -> Workflow:
+        tree: Any = agent(world, "router", mode="chat", sub_agents=[agent(world, "reviewer")])
+        if is_nested:
+            tree = Workflow(name="inner", edges=[("START", tree)])
+        return Workflow(name="outer", edges=[("START", tree, agent(world, "after"))])
+
+    scripts = {**CHAT_SCRIPTS, "reviewer": [[call("look", x="2")], text("reviewed")]}
+    driver = await compare_tree(build, scripts, default_tool_effect=ToolEffect.READ, repeats=2)
+    said = [message.text for message in driver.history if message.text]
+    assert said == ["go", "reviewed", *(["after"] if is_nested else [])]
+
+
 async def test_a_target_that_waits_behind_two_transfers_runs_to_its_end(tmp_path: Path) -> None:
     world = TreeWorld(CHAT_SCRIPTS)
     policies = {"look": ToolPolicy(ToolEffect.NON_IDEMPOTENT_WRITE)}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.context_cache_config import ContextCacheConfig
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.loop_agent import LoopAgent
 from google.adk.agents.parallel_agent import ParallelAgent
@@ -13,6 +14,7 @@ from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.apps.app import App
 from google.adk.events.event import Event
 from google.adk.models.cache_metadata import CacheMetadata
+from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.tool_context import ToolContext
 from google.adk.workflow import BaseNode
@@ -408,26 +410,53 @@ async def test_a_guard_that_asks_for_confirmation_of_a_transfer_is_told_what_to_
     assert len(world.requests) == 1
 
 
-async def test_cache_metadata_of_a_response_is_kept_in_its_event() -> None:
-    cached = CacheMetadata(
-        cache_name="cachedContents/1",
-        expire_time=2_000_000_000.5,
-        fingerprint="f" * 16,
-        invocations_used=3,
-        contents_count=2,
-        created_at=1_900_000_000.5,
-    )
+CACHED = CacheMetadata(
+    cache_name="cachedContents/1",
+    expire_time=2_000_000_000.5,
+    fingerprint="f" * 16,
+    invocations_used=3,
+    contents_count=2,
+    created_at=1_900_000_000.5,
+)
 
+
+async def test_cache_metadata_of_a_response_is_kept_in_its_event() -> None:
     def build(world: World) -> LlmAgent:
         return agent_with(world, noting(world, "look"))
 
     driver = await compare(
         build,
-        [answer(call("look", x="1"), cache_metadata=cached), answer(text("done"))],
+        [answer(call("look", x="1"), cache_metadata=CACHED), answer(text("done"))],
         default_tool_effect=ToolEffect.READ,
     )
     events = [Event.model_validate(message.framework_item) for message in driver.history]
-    assert [event.cache_metadata for event in events if event.cache_metadata] == [cached]
+    assert [event.cache_metadata for event in events if event.cache_metadata] == [CACHED]
+
+
+async def test_a_context_cache_config_and_the_cache_of_before_reach_every_request() -> None:
+    config = ContextCacheConfig(cache_intervals=5, ttl_seconds=99, min_tokens=3)
+    seen: list[tuple[Any, Any, Any]] = []
+
+    def note(callback_context: Any, llm_request: LlmRequest) -> None:
+        seen.append(
+            (
+                llm_request.cache_config,
+                llm_request.cache_metadata,
+                llm_request.cacheable_contents_token_count,
+            )
+        )
+
+    def build(world: World) -> App:
+        agent = agent_with(world, noting(world, "look"), before_model_callback=note)
+        return App(name="cached", root_agent=agent, context_cache_config=config)
+
+    script = [answer(call("look", x="1"), cache_metadata=CACHED), answer(text("a")), text("b")]
+    await compare(build, script, ["one", "two"], repeats=1, **READ)
+    plain, ours = seen[:3], seen[3:]
+    assert ours == plain
+    assert ours[0] == (config, None, None)
+    # One invocation later ADK counts one use more.
+    assert [entry[1].invocations_used for entry in ours[1:]] == [3, 4]
 
 
 async def test_a_response_that_lost_its_call_is_left_out_of_later_requests() -> None:
