@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib
 import inspect
-import pkgutil
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -23,9 +21,6 @@ from dex import AsyncClient, BlobCacheConfig, ClientOptions, Registry, open_blob
 from google.adk.agents import LlmAgent
 from google.adk.models.llm_request import LlmRequest
 
-import dex_agents
-import dex_agents_google_adk
-import dex_lite
 from core.scripted_runner import ScriptedRunner
 from dex_agents import AgentSessionClient, AgentSessionFlow, InterruptKind, MessageRole, ToolEffect
 from dex_agents.connectors import ConnectionReference, ConnectorOutcome
@@ -33,8 +28,7 @@ from dex_agents.mcp import StdioServer
 from dex_agents.ui_stream import AiSdkEncoder
 from dex_agents_google_adk import adk_agent_session_flow
 from support.ledger_connector import Books, operations
-
-PACKAGES = (dex_agents, dex_agents_google_adk, dex_lite)
+from support.public_names import public_names
 
 
 class Wrong:
@@ -175,18 +169,6 @@ WITH_METHODS = ("AgentSessionClient",)
 STARTED_BY = {"WorkerProcess": "start"}
 
 
-def _public() -> Iterator[tuple[str, str, Any]]:
-    """Module, name and object of everything public."""
-    for package in PACKAGES:
-        found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-        for module_name in (package.__name__, *(info.name for info in found)):
-            if any(part.startswith("_") for part in module_name.split(".")):
-                continue
-            module = importlib.import_module(module_name)
-            for name in getattr(module, "__all__", ()):
-                yield module_name, name, getattr(module, name)
-
-
 def _takes_arguments(thing: Any) -> bool:
     if thing is Any:  # what Json stands for
         return False
@@ -198,7 +180,7 @@ def _takes_arguments(thing: Any) -> bool:
 
 
 def _callables() -> Iterator[tuple[str, Callable[..., Any]]]:
-    for module_name, name, thing in _public():
+    for module_name, name, thing in public_names():
         if name in MADE_HERE.get(module_name, ()) or not _takes_arguments(thing):
             continue
         if name in STARTED_BY:
@@ -270,7 +252,7 @@ async def test_an_argument_of_a_wrong_type_is_refused_by_name(
 
 def test_the_exceptions_exist() -> None:
     """No name here outlives what it was written for."""
-    public = {(module, name) for module, name, _ in _public()}
+    public = {(module, name) for module, name, _ in public_names()}
     made_here = {(module, name) for module, names in MADE_HERE.items() for name in names}
     assert made_here <= public
     taken = {

@@ -115,6 +115,10 @@ class ScriptedModel(BaseLlm):
 def tool_call(name: str, arguments: Mapping[str, Json] | None = None) -> types.Part:
     """The part of an answer that calls a tool; ADK gives the call its id.
 
+    Args:
+        name: Name of the tool.
+        arguments: JSON values by name; none if left out.
+
     Raises:
         TypeError, ValueError: An argument is none.
     """

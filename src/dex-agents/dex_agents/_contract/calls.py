@@ -34,6 +34,7 @@ class InterruptRequest:
     """Something that a call waits for.
 
     Attributes:
+        kind: What is waited for.
         hint: Text for the person who answers, or empty.
         payload: What they are shown besides, such as the early value of a long-running tool.
         response_schema: JSON Schema that the answer must fit, or ``None``.
@@ -121,9 +122,13 @@ class ToolCallStatus(StrEnum):
     """How a call ended."""
 
     SUCCEEDED = "succeeded"
+    """The tool gave a result."""
     FAILED = "failed"
+    """The tool said so, a read had no attempt left, or the tool never ran."""
     REJECTED = "rejected"
+    """A person did not approve it, or nobody did in time; the tool did not run."""
     OUTCOME_UNKNOWN = "outcome_unknown"
+    """It may have written something, and there is no result."""
 
 
 @dataclass(frozen=True)

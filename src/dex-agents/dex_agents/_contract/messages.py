@@ -22,8 +22,11 @@ class MessageRole(StrEnum):
     """Whom a stored message shows as."""
 
     USER = "user"
+    """Text that a user sent, or that the session says in their place, such as a note."""
     ASSISTANT = "assistant"
+    """What an agent said, or the calls that it asked for."""
     TOOL = "tool"
+    """What tool calls gave."""
 
 
 _MESSAGE: dict[str, type | tuple[type, ...]] = {

@@ -25,6 +25,8 @@ class ToolCallsRequested:
         run_state: What the next ``RunModel`` of the turn needs; stored, handed back as it is.
         tool_context: What every tool Step of this response needs, such as session state; stored
             once per response, handed back in :class:`DeferredToolExecution`.
+        usage: Tokens and requests of this attempt.
+        metadata: What is known of its model calls.
         took_steering: Whether the model has read ``RunModelRequest.steering``; the runner keeps
             these messages in ``run_state``, and among the messages of the completed turn.
     """
@@ -69,6 +71,8 @@ class TurnCompleted:
         messages: Everything the turn adds to the history, its user message included, in order.
         final_text: The answer's text for display, possibly empty.
         output: What the agent returned besides its text, as JSON; ``None`` if nothing.
+        usage: Tokens and requests of this attempt.
+        metadata: What is known of its model calls.
         took_steering: See :class:`ToolCallsRequested`.
     """
 
@@ -85,3 +89,4 @@ class TurnCompleted:
 
 
 RunModelOutcome: TypeAlias = ToolCallsRequested | ContinueTurn | TurnCompleted
+"""What a ``RunModel`` attempt gives."""

@@ -138,9 +138,11 @@ class AgentSessionFlow(Flow[bytes]):
         self.tracer = SessionTracer(self.options.tracing, flow_type)
 
     def get_flow_type(self) -> str:
+        """The Flow type of the sessions, for the SDK's Registry."""
         return self._flow_type
 
     def get_steps(self) -> StepList[bytes]:
+        """The Steps of a session, the first one first, for the SDK's Registry."""
         return StepList.start_step(AwaitUserMessage(self)).other_steps(
             CompactHistory(self),
             RunModel(self),
@@ -156,6 +158,7 @@ class AgentSessionFlow(Flow[bytes]):
         )
 
     def get_persistence_schema(self) -> PersistenceSchema:
+        """What a session stores under which names, for the SDK's Registry."""
         return PersistenceSchema.of(
             resources.header,
             resources.turns_done,

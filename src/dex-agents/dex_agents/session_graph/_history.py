@@ -58,6 +58,7 @@ class TurnHistory:
     """One turn.
 
     Attributes:
+        turn_id: Its id, such as ``t3``.
         rows: Boxes that may run at the same time stand in one row.
         outcome: ``"answered"``, ``"failed"``, ``"cancelled"``, ``"open"``, or ``"closed"`` if the
             session was closed before the turn ended.
@@ -72,7 +73,7 @@ class TurnHistory:
     is_removed: bool = False
 
     def label(self, separator: str) -> str:
-        """What stands above the turn."""
+        """What stands above the turn: its outcome and how long it took, with ``separator`` between."""
         removed = ["removed by a rewind"] if self.is_removed else []
         return separator.join([self.outcome, *removed, span_text(self.duration_s)])
 
@@ -82,7 +83,10 @@ class SessionHistory:
     """What a session did.
 
     Attributes:
+        session_id: The session.
+        flow_type: Its Flow type.
         status: Of the Flow: ``"running"``, ``"completed"`` …
+        turns: All that have begun, oldest first.
         facts: Short texts: what it was forked from, and what it waits for while no turn shows it.
     """
 

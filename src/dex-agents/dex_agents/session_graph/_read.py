@@ -22,6 +22,7 @@ async def read_session_history(
 
     Args:
         server_address: ``host:port`` of the engine.
+        session_id: The session.
         token: Bearer token for an engine that asks for one.
 
     Raises:

@@ -22,7 +22,9 @@ class StepRow:
         from_step_execution_id: Execution that scheduled it.
         method: ``"wait_for"`` or ``"execute"``.
         attempts: Number of the last attempt.
+        started_at: When that attempt began, in UTC.
         duration_s: Seconds from that attempt's start to its end.
+        outcome: How it ended.
         error: Why it failed, or empty.
     """
 
@@ -39,6 +41,10 @@ class StepRow:
 
 async def read_step_history(server_address: str, session_id: str) -> list[StepRow]:
     """All Step methods of a session that have ended, in the order of their end.
+
+    Args:
+        server_address: ``host:port`` of the engine.
+        session_id: The session.
 
     Raises:
         grpc.aio.AioRpcError: The engine cannot be reached, or knows no such session.
@@ -65,13 +71,18 @@ async def read_step_history(server_address: str, session_id: str) -> list[StepRo
 
 
 def step_shape(rows: Sequence[StepRow]) -> list[str]:
-    """Step types in the order in which their Execute ended."""
+    """Step types of ``rows`` in the order in which their Execute ended."""
     check_list("rows", rows, StepRow, "read_step_history() gives them")
     return [row.step_type for row in rows if row.method == "execute"]
 
 
 async def read_step_shape(server_address: str, session_id: str) -> list[str]:
-    """:func:`step_shape` of a session."""
+    """:func:`step_shape` of a session; takes and raises what :func:`read_step_history` does.
+
+    Args:
+        server_address: ``host:port`` of the engine.
+        session_id: The session.
+    """
     return step_shape(await read_step_history(server_address, session_id))
 
 

@@ -10,13 +10,29 @@ from dex_agents._arguments import path_of
 
 
 class Ledger:
-    """An append-only file of JSON lines."""
+    """An append-only file of JSON lines, for any number of processes.
+
+    Args:
+        path: The file; the first entry makes it.
+
+    Raises:
+        TypeError, ValueError: The path is none.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path_of("path", path)
 
     def record(self, name: str, **fields: Any) -> None:
-        """Append one entry; it is on disk when this returns."""
+        """Append one entry; it is on disk when this returns.
+
+        Args:
+            name: What was done.
+            fields: Any JSON values.
+
+        Raises:
+            TypeError: A field is no JSON value.
+            OSError: The file cannot be written.
+        """
         line = json.dumps({"name": name, **fields}) + "\n"
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:

@@ -47,16 +47,21 @@ class Reject:
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to a question, or the result of long-running work."""
+    """The answer to a question, or the result of long-running work.
+
+    Attributes:
+        value: Any JSON value but ``None``.
+    """
 
     value: Json
 
 
 UserAnswer: TypeAlias = Approve | Reject | Reply
+"""What a person answers to an interrupt."""
 
 
 def approve_all(interrupt: PendingInterrupt) -> UserAnswer:
-    """Approves every call; a question gets ``{}``."""
+    """Approves every call; an ``interrupt`` that is a question gets ``{}``."""
     check_instance("interrupt", interrupt, PendingInterrupt, "a snapshot's pending_interrupts are")
     return Approve() if interrupt.kind == "approval" else Reply({})
 
@@ -87,6 +92,8 @@ async def play_session(
     A command that meets an engine or a Worker that is down is given again; each acts once.
 
     Args:
+        sessions: The client of the sessions.
+        session_id: Of the session to start.
         messages: At least one; each is sent when the turn of the one before has ended.
         answer: Says what a person answers to an interrupt.
         timeout_s: For all of it, in seconds.

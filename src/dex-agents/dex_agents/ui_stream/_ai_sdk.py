@@ -29,6 +29,7 @@ from dex_agents.ui_stream._changes import (
 from dex_agents.ui_stream._options import UiStreamOptions
 
 AiSdkVersion: TypeAlias = Literal[5, 6, 7]
+"""Major version of the npm package ``ai``."""
 AI_SDK_HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
 """What an HTTP answer has besides ``content-type: text/event-stream``."""
 Part: TypeAlias = dict[str, Any]
@@ -38,8 +39,15 @@ class AiSdkEncoder:
     """Parts of one assistant message, which is one turn.
 
     Args:
+        session_id: Whose turn it is; part of the message's id.
         version: Major version of the npm package that reads the stream. 6 has parts for approvals;
             7 has one for an answer to them, and one that takes back a model call.
+        options: What of the turn is shown; all of it by default.
+        ends_when_paused: Whether a response ends where the turn waits for a person, as ``useChat``
+            expects it; else it goes on behind the answer.
+
+    Raises:
+        TypeError, ValueError: An argument is none.
     """
 
     content_type = "text/event-stream"

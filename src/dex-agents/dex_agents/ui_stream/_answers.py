@@ -24,6 +24,8 @@ async def answer_approvals(
     """Give the approvals in the UI messages of the AI SDK to the session.
 
     Args:
+        sessions: The client of the sessions.
+        session_id: The session that is answered.
         messages: ``messages`` of the request that ``useChat`` sends.
 
     Returns:

@@ -221,3 +221,4 @@ Change: TypeAlias = (
     | TurnEnded
     | Notice
 )
+"""What an event changes in the picture of a turn."""

@@ -79,6 +79,12 @@ class TurnFold:
 
     Equal events give equal changes, whenever and however often they are read.
 
+    Args:
+        turn_id: The turn, such as ``t3``.
+
+    Raises:
+        TypeError, ValueError: It is none.
+
     Attributes:
         is_cut: Whether the turn's first events are gone, so that others have seen more of it. A
             guess where they were those of a summary, or of attempts that died: see ``first``.

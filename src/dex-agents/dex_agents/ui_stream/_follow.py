@@ -149,6 +149,8 @@ async def open_ui_stream(
     ``encoder.broken()``: read the session anew, without ``last_event_id`` and ``after_interrupts``.
 
     Args:
+        sessions: The client of the sessions.
+        session_id: The session to show.
         encoder: A new one for each stream.
         turn_id: The turn; the open one or else the newest if empty. It may still be to come.
         message_id: Instead of ``turn_id``: the turn that takes this message, or has taken it. It may

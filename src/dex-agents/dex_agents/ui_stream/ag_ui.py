@@ -59,9 +59,14 @@ class AgUiEncoder:
     """Events of the runs of one turn.
 
     Args:
+        session_id: Whose turn it is; the thread of the runs.
         run_id: ``RunAgentInput.run_id``; the turn's own name if empty.
         messages: ``RunAgentInput.messages``. With them a model call that is made again is taken
             back by ``MESSAGES_SNAPSHOT``, which has to name the whole conversation.
+        options: What of the turn is shown; all of it by default.
+
+    Raises:
+        TypeError: An argument is none.
     """
 
     content_type = "text/event-stream"
@@ -278,7 +283,13 @@ async def answer_resume(
     does; a cancelled entry rejects it, or withholds a credential. What is not pending any more is
     left alone, so the same request may come twice.
 
+    Args:
+        sessions: The client of the sessions.
+        session_id: The session that is answered.
+        entries: ``RunAgentInput.resume``.
+
     Raises:
+        TypeError: ``entries`` is no list of ``ResumeEntry``.
         InterruptError, InvalidInputError: An answer does not fit; the ones before it were taken.
     """
     check_instance("sessions", sessions, AgentSessionClient)
