@@ -165,10 +165,10 @@ def function_paths(
 ) -> list[tuple[Callable[[], Any], type, str]]:
     """What names no function of a module."""
     hint = f"{what} must look like 'm"
-    short = ("a", "a.b", ":", "a:", ":b", "myshop/agent.py")
+    short = ("", " ", "a", "a.b", ":", "a:", ":b", "myshop/agent.py")
     long = ("a/b:c", ".a:b", "a..b:c", "a b:c", "a\\b:c", "a:b c", "a:b:c", "a:b.c", "C:/a.py:b")
     return [
-        *names(function, what),
+        *names(function, what)[2:],
         *(
             (lambda t=t: function(t), ValueError, f"{hint}odule:function', got {t!r}")
             for t in short
@@ -329,7 +329,7 @@ CASES: list[tuple[Callable[[], Any], type, str]] = [
     *names(lambda v: AdkAgentRunner(AGENT, summary_model=v), "summary_model")[:-2],
     *names(lambda v: read_session_history(NOWHERE, v), "session_id"),
     *function_paths(lambda v: worker(flow=v), "flow"),
-    *function_paths(lambda v: explore_crashes(v, ["x"]), "flow")[8:],
+    *function_paths(lambda v: explore_crashes(v, ["x"]), "flow")[6:],
     *file_names(lambda v: explore_crashes("os:path", ["x"], ledger=v), "ledger", 255),
     *file_names(lambda v: failpoint_env([v], "/tmp"), "a failpoint", 240),
     *file_names(lambda v: failpoint_env([f"{v}=kill*2"], "/tmp"), "a failpoint", 240)[8:],
