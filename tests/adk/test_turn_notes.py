@@ -16,7 +16,7 @@ from dex_agents.testing import private_engine
 from dex_agents_google_adk import adk_agent_session_flow
 from support.adk_oracle import ScriptedLlm, World, call, text
 from support.serving import serve
-from support.waiting import TURN_S, pending, session
+from support.waiting import pending, session
 
 
 async def test_the_note_is_an_adk_event_and_the_next_model_call_reads_it(tmp_path: Path) -> None:

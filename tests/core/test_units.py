@@ -151,9 +151,7 @@ def test_records_of_an_earlier_release_get_defaults() -> None:
 
 
 def test_messages_and_records_come_back() -> None:
-    message = AgentMessage(
-        MessageRole.TOOL, {"b": 1, "a": 2}, "x", "t", "c", "t1", 4, is_note=True
-    )
+    message = AgentMessage(MessageRole.TOOL, {"b": 1, "a": 2}, "x", "t", "c", "t1", 4, is_note=True)
     assert message_from_json(decode(encode(message_to_json(message)))) == message
     record = ToolCallRecord("c", "t", ToolCallStatus.SUCCEEDED, {"x": 1}, framework_data=[1])
     assert record_from_json(decode(encode(record_to_json(record)))) == record
