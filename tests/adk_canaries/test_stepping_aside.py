@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import mcp
 import mcp_types
 import pytest
 from google.adk import runners
@@ -18,7 +23,8 @@ from google.adk.events.event_actions import EventActions
 from google.adk.flows.llm_flows.base_llm_flow import BaseLlmFlow
 from google.adk.flows.llm_flows.context import _contents
 from google.adk.telemetry import tracing
-from google.adk.tools.mcp_tool import mcp_session_manager
+from google.adk.tools.base_authenticated_tool import BaseAuthenticatedTool
+from google.adk.tools.mcp_tool import mcp_session_manager, mcp_tool
 from google.adk.tools.mcp_tool.mcp_session_manager import MCPSessionManager
 from google.adk.tools.mcp_tool.mcp_tool import McpTool
 from google.adk.utils import _sync_runner
@@ -30,6 +36,7 @@ from google.adk.workflow.utils._replay_manager import ReplayManager
 from google.adk.workflow.utils._replay_sequence_barrier import ReplaySequenceBarrier
 from google.genai import types
 
+import dex_agents
 from dex_agents import ToolEffect
 from dex_agents_google_adk._adk_workarounds import (
     AdkWorkaroundWarning,
@@ -124,13 +131,67 @@ async def test_tool_threads_step_aside(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_mcp_errors_step_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _tool_of_a_server() -> McpTool:
     descriptor = mcp_types.Tool(name="put", input_schema={"type": "object"})
-    tool = McpTool(
+    return McpTool(
         mcp_tool=descriptor, mcp_session_manager=MCPSessionManager.__new__(MCPSessionManager)
     )
+
+
+class _ErrorOfMcp1(Exception):
+    """As of the first major version: code and message only in ``error``."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.error = SimpleNamespace(code=code, message=message)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "effect", "is_raised"),
+    [
+        (-32000, "Connection closed", ToolEffect.READ, True),
+        (-32000, "Connection closed", ToolEffect.NON_IDEMPOTENT_WRITE, True),
+        (408, "Timed out while waiting for response", ToolEffect.NON_IDEMPOTENT_WRITE, True),
+        (32600, "Session terminated", ToolEffect.IDEMPOTENT_WRITE, True),
+        (32600, "Session terminated", ToolEffect.NON_IDEMPOTENT_WRITE, False),
+        (-32602, "no such note", ToolEffect.READ, False),
+    ],
+)
+async def test_errors_of_an_older_mcp_package_are_told_apart(
+    code: int, message: str, effect: ToolEffect, is_raised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: Any, **_: Any) -> Any:
+        raise _ErrorOfMcp1(code, message)
+
+    tool = _tool_of_a_server()
+    monkeypatch.setattr(mcp_tool, "McpError", _ErrorOfMcp1)
+    monkeypatch.setattr(BaseAuthenticatedTool, "run_async", fail)
+    monkeypatch.delattr(mcp.types, "REQUEST_TIMEOUT")
+    monkeypatch.setitem(sys.modules, "mcp_types", None)
+    call = mcp_errors.run_of(tool, effect)(args={}, tool_context=None)
+    if is_raised:
+        with pytest.raises(_ErrorOfMcp1, match=message):
+            await call
+    else:
+        assert await call == {"error": f"MCP tool execution failed: {message}"}
+
+
+def test_a_source_of_an_older_mcp_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(mcp, "MCPError")
+    with pytest.raises(ImportError, match=r"needs version 2 .* install dex-agents\[mcp\], or give"):
+        runpy.run_path(str(Path(dex_agents.__file__).parent / "mcp.py"))
+
+
+def test_mcp_errors_step_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = _tool_of_a_server()
     assert mcp_errors.run_of(tool, ToolEffect.READ) != tool.run_async
     monkeypatch.setattr(mcp_errors, "BaseAuthenticatedTool", LlmAgent)
+    with pytest.warns(AdkWorkaroundWarning, match="McpTool has changed"):
+        assert mcp_errors.run_of(tool, ToolEffect.READ) == tool.run_async
+    monkeypatch.undo()
+    monkeypatch.delattr(mcp_tool, "McpError")
     with pytest.warns(AdkWorkaroundWarning, match="McpTool has changed"):
         assert mcp_errors.run_of(tool, ToolEffect.READ) == tool.run_async
 

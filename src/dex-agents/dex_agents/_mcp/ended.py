@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# INVALID_REQUEST of the Python SDK, and what the TypeScript SDK answers.
-_CODES = (-32600, -32001)
+# INVALID_REQUEST of the Python SDK, what the TypeScript SDK answers, and what a client of MCP 1 says.
+_CODES = (-32600, -32001, 32600)
 _TEXTS = ("session terminated", "session not found")
 
 
