@@ -153,6 +153,11 @@ def test_a_token_file_is_asked_for(tmp_path: Path) -> None:
         assert is_healthy(address, ("authorization", "Bearer a-token-0123456789"))
 
 
+def test_an_unusable_token_file_is_told_once(tmp_path: Path) -> None:
+    line = refused("--port", "0", "--token-file", "missing", folder=tmp_path)
+    assert "token file missing cannot be used: No such file or directory." in line
+
+
 def test_metrics_and_logs_are_asked_for(tmp_path: Path) -> None:
     asked = ("--port", "0", "--metrics-port", "0", "--log-format", "json")
     with running(*asked, folder=tmp_path) as (process, address):

@@ -17,16 +17,25 @@ from xml.etree import ElementTree
 import pytest
 from dex import (
     AsyncContext,
+    Channel,
+    Context,
     Flow,
+    PersistenceSchema,
     RetryPolicy,
+    RPCResult,
     Step,
     StepDecision,
+    StepExecutionId,
     StepList,
     StepMovement,
     StepOptions,
+    Timer,
+    Wait,
+    WaitForStepCompletionOptions,
     dead_end,
     force_complete,
     go_to_many,
+    rpc,
 )
 from dex.dexpb import dex_pb2 as pb
 from dex.dexpb import dex_pb2_grpc
@@ -67,13 +76,71 @@ class Repair(Flow[str]):
         return StepList.start_step(Fork()).other_steps(Aside(), Broken(), Mend())
 
 
+stop_waiting = Channel("stop waiting", str)
+
+
+class Split(Step[None]):
+    async def execute(self, context: AsyncContext, input: None) -> StepDecision:
+        parts = [StepMovement.of(step, None) for step in (Caller, Waits, Waits, Stuck, Stays)]
+        return go_to_many(*parts)
+
+
+class Caller(Step[None]):
+    """Ends its siblings that wait."""
+
+    async def wait_for(self, context: AsyncContext, input: None) -> Wait:
+        return Wait.until(stop_waiting.for_one())
+
+    async def execute(self, context: AsyncContext, input: None) -> StepDecision:
+        return dead_end().with_canceling_sibling_steps(Waits)
+
+
+class Waits(Step[None]):
+    async def wait_for(self, context: AsyncContext, input: None) -> Wait:
+        return Wait.until(Timer.by_duration(timedelta(hours=1)))
+
+    async def execute(self, context: AsyncContext, input: None) -> StepDecision:
+        raise AssertionError("nobody lets an hour pass")
+
+
+class Stays(Waits):
+    """Is canceled by nobody."""
+
+
+class Stuck(Step[None]):
+    """Never ends a method, so that the history does not know it."""
+
+    async def execute(self, context: AsyncContext, input: None) -> StepDecision:
+        await asyncio.Event().wait()
+        raise AssertionError("woken by nobody")
+
+
+class Parting(Flow[None]):
+    """Steps are canceled by a sibling and by an RPC."""
+
+    def get_steps(self) -> StepList[None]:
+        return StepList.start_step(Split()).other_steps(Caller(), Waits(), Stays(), Stuck())
+
+    def get_persistence_schema(self) -> PersistenceSchema:
+        return PersistenceSchema.of(stop_waiting)
+
+    @rpc
+    async def end_siblings(self, context: Context) -> None:
+        stop_waiting.publish(context, "now")
+
+    @rpc
+    async def end_stuck(self, context: Context) -> RPCResult[None]:
+        return RPCResult(None).with_canceling_steps(Stuck)
+
+
 repair = Repair()
 mailbox = Mailbox()
+parting = Parting()
 
 
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[App]:
-    async with serve(tmp_path, mailbox, repair) as made:
+    async with serve(tmp_path, mailbox, repair, parting) as made:
         yield made
 
 
@@ -150,6 +217,42 @@ async def test_show_a_waiting_run(app: App) -> None:
     assert " for timer 0 (1 min 0 s) or channel inbox (1), execute " in first
     assert "… Listen-2  " in second
     assert second.endswith("waiting for timer 0 (1 min 0 s) or channel inbox (1)")
+
+
+async def test_canceled_steps_are_told_from_those_that_wait(app: App) -> None:
+    async def by_type() -> dict[str, set[tuple[str, str | None]]]:
+        steps = (await command("flow", "show", "p", "--json", address=app.address)).json["steps"]
+        told: dict[str, set[tuple[str, str | None]]] = {}
+        for step in steps:
+            told.setdefault(step["step_type"], set()).add((step["state"], step["canceled_by"]))
+        return told
+
+    await app.client.start_flow(parting, "p", None)
+    waits = {("waiting", None)}
+    while not (waits == (told := await by_type()).get("Waits") == told.get("Stays")):
+        pass
+    await app.call(parting.end_siblings, "p")
+    options = WaitForStepCompletionOptions(request_timeout=timedelta(seconds=30))
+    await app.client.wait_for_step_completion("p", StepExecutionId("Caller"), options)
+    await app.call(parting.end_stuck, "p")
+    canceled = {
+        "Split": {("completed", None)},
+        "Caller": {("completed", None)},
+        "Waits": {("canceled", "Caller-1")},
+        "Stuck": {("canceled", "RPC end_stuck")},
+    }
+    assert await by_type() == canceled | {"Stays": waits}
+    lines = (await command("flow", "show", "p", address=app.address)).out.splitlines()
+    assert [line.split("─ ")[1] for line in lines if "Stuck" in line] == [
+        "- Stuck  canceled by RPC end_stuck"
+    ]
+    history = (await command("flow", "history", "p", address=app.address)).out
+    assert ", cancels sibling Waits, dead end\n" in history
+    assert "  end_stuck, cancels Stuck\n" in history
+    chart = (await command("flow", "show", "p", "--graph", "mermaid", address=app.address)).out
+    assert chart.count(":::canceled") == 3
+    await app.client.stop_flow("p")
+    assert await by_type() == canceled | {"Stays": {("dropped", None)}}
 
 
 async def test_a_flow_that_no_worker_serves(tmp_path: Path) -> None:

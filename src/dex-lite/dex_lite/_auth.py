@@ -103,7 +103,7 @@ class TokenFile:
         except (OSError, ValueError) as error:
             self._seen = ()
             fault = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            if fault != self._fault:
+            if fault != self._fault and self._digests:  # at the start, who opens the file says it
                 _LOGGER.error("token file %s: %s", self.path, fault)
             self._fault = fault
             return

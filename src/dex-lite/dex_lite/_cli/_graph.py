@@ -61,6 +61,7 @@ def _wrapped(text: str) -> list[str]:
     )
 
 
+_GONE = "fill:#f4f5f7,stroke:#a7aeba,color:#5b6370,stroke-dasharray:4 3"
 _CLASSES = {
     "completed": "fill:#e7f6ec,stroke:#1f8a4c,color:#10341f",
     "failed": "fill:#fdeaea,stroke:#c62f2f,color:#4a1010",
@@ -68,7 +69,8 @@ _CLASSES = {
     "running": "fill:#e8f1fd,stroke:#2f6fc6,color:#0f2a4d",
     "queued": "fill:#f4f5f7,stroke:#7b8494,color:#2a2f38",
     "retrying": "fill:#fff5df,stroke:#b97a06,color:#4a3203",
-    "dropped": "fill:#f4f5f7,stroke:#a7aeba,color:#5b6370,stroke-dasharray:4 3",
+    "canceled": _GONE,
+    "dropped": _GONE,
 }
 
 

@@ -82,7 +82,7 @@ def details(event: pb.FlowHistoryEvent) -> str:
         parts += [short(output.completed_step_output) for output in body.results]
         return ", ".join(part for part in parts if part)
     if kind == "rpc_execution_completed":
-        parts = [body.rpc_name or "Attributes set", *_effects(body)]
+        parts = [body.rpc_name or "Attributes set", *_effects(body), *_cancels(body.step_decision)]
         parts += [f"to {movement.step_type}" for movement in body.step_decision.next_steps]
         return ", ".join(parts)
     if kind == "channel_external_publish":
@@ -110,6 +110,7 @@ def _step_parts(kind: str, body: Any) -> list[str]:
     elif kind == "step_execute_completed":
         parts += _effects(body.output)
         decision = body.output.step_decision
+        parts += _cancels(decision)
         parts += [f"to {movement.step_type}" for movement in decision.next_steps]
         close = decision.close_decision.close_decision_type
         if close:
@@ -123,3 +124,8 @@ def _effects(body: Any) -> list[str]:
     parts += [f"publishes to {message.channel_name}" for message in body.publish_to_channel]
     parts += [f"deletes from {message.channel_name}" for message in body.delete_from_channel]
     return parts
+
+
+def _cancels(decision: pb.StepDecision) -> list[str]:
+    parts = [f"cancels {step_type}" for step_type in decision.cancel_step_types]
+    return parts + [f"cancels sibling {name}" for name in decision.cancel_sibling_step_types]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,8 +34,8 @@ class MethodView:
 class StepView:
     """One Step execution.
 
-    `state` is completed, failed, waiting, running, retrying, queued, or dropped: the run closed
-    before it ended.
+    `state` is completed, failed, waiting, running, retrying, queued, canceled by a decision of
+    `canceled_by`, or dropped: the run closed before it ended.
     """
 
     execution_id: str  # empty if the server does not tell it
@@ -47,6 +47,7 @@ class StepView:
     wait_text: str = ""  # all of them, and which have to come
     attempts: int = 0  # failed so far, of a method that is to be tried again
     error: str = ""
+    canceled_by: str = ""  # a Step execution or RPC
     is_closing: bool = False  # its decision was to end the run, or its own branch with an output
     needs_worker: bool = False  # it is ready, and no Worker is connected that could take it
     children: list[StepView] = field(default_factory=list)
@@ -133,7 +134,9 @@ def build(
                 if output.completed_step_output.WhichOneof("kind") not in (None, "null_value")
             ]
         elif kind == "rpc_execution_completed":
-            for movement in event.rpc_execution_completed.step_decision.next_steps:
+            rpc = event.rpc_execution_completed
+            _cancel(steps, planned, rpc.step_decision, f"RPC {rpc.rpc_name}", None)
+            for movement in rpc.step_decision.next_steps:
                 planned.append(("", movement.step_type))
         elif kind.startswith("step_") and not kind.endswith("_pending"):
             _add_method(steps, planned, kind, getattr(event, kind))
@@ -176,11 +179,35 @@ def _add_method(
         step.state = "waiting" if step.waits_for else "queued"
     else:
         decision = event.output.step_decision
+        _cancel(steps, planned, decision, step.execution_id, step)
         planned += [(step.execution_id, movement.step_type) for movement in decision.next_steps]
         step.is_closing = decision.close_decision.close_decision_type not in (
             pb.CLOSE_DECISION_TYPE_UNSPECIFIED,
             pb.CLOSE_DECISION_TYPE_DEAD_END,
         )
+
+
+def _cancel(
+    steps: dict[str, StepView],
+    planned: list[tuple[str, str]],
+    decision: pb.StepDecision,
+    by: str,
+    decider: StepView | None,
+) -> None:
+    """The Steps that a decision canceled: the history has nothing of their own about it."""
+    types, sibling_types = set(decision.cancel_step_types), set(decision.cancel_sibling_step_types)
+    if not types and not sibling_types:
+        return
+
+    def is_meant(step: StepView) -> bool:
+        is_sibling = decider is not None and step.source_id == decider.source_id
+        return step.step_type in types or (is_sibling and step.step_type in sibling_types)
+
+    _add_unseen(steps, planned, is_meant)
+    for step in steps.values():
+        # Neither the decider itself nor what has ended is in one of these states.
+        if step.state in ("waiting", "queued") and is_meant(step):
+            step.state, step.canceled_by = "canceled", by
 
 
 def _step(steps: dict[str, StepView], found: Any) -> StepView:
@@ -216,19 +243,27 @@ def _add_live(steps: dict[str, StepView], live: pb.GetFlowStateResponse) -> None
 def _add_missing(
     steps: dict[str, StepView], planned: list[tuple[str, str]], *, is_open: bool
 ) -> None:
-    """Steps that were scheduled, of which neither history nor live state says anything."""
-    have = Counter((_source(steps, step), step.step_type) for step in steps.values())
-    for number, wanted in enumerate(planned):
-        if have[wanted]:
-            have[wanted] -= 1
-        elif not is_open:
-            steps[f"planned {number}"] = StepView("", wanted[1], wanted[0], "dropped")
+    """What a closed run left: nothing of it can still go on."""
     if is_open:
         return
+    _add_unseen(steps, planned, lambda _: True)
     for step in steps.values():
-        # A closed run has nothing that could still go on.
         if step.state in ("waiting", "queued"):
             step.state = "dropped"
+
+
+def _add_unseen(
+    steps: dict[str, StepView],
+    planned: list[tuple[str, str]],
+    is_wanted: Callable[[StepView], bool],
+) -> None:
+    """Steps that were scheduled, of which neither history nor live state says anything."""
+    have = Counter((_source(steps, step), step.step_type) for step in steps.values())
+    for source, step_type in planned:
+        if have[source, step_type]:
+            have[source, step_type] -= 1
+        elif is_wanted(step := StepView("", step_type, source, "queued")):
+            steps[f"unseen {len(steps)}"] = step
 
 
 def _source(steps: dict[str, StepView], step: StepView) -> str:

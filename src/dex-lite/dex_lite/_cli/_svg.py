@@ -186,7 +186,7 @@ def _draw(box: _Box) -> str:
     left, node = box.x - box.width / 2, box.node
     is_pill = node.state == "start" or node.state.startswith("end-")
     accent = _ACCENTS.get(node.state, _LINE_COLOUR)
-    dashes = ' stroke-dasharray="4 3"' if node.state == "dropped" else ""
+    dashes = ' stroke-dasharray="4 3"' if node.state in ("canceled", "dropped") else ""
     parts = [
         f'<g font-family="{_FONT}" font-size="{_TEXT_SIZE}">'
         f'<rect class="{"pill" if is_pill else "box"}" fill="{_BOX}"'

@@ -21,6 +21,7 @@ _MARKS = {
     "running": "▶",
     "retrying": "↻",
     "queued": "○",
+    "canceled": "-",
     "dropped": "-",
 }
 NEEDS_WORKER = "waiting for a Worker"
@@ -90,6 +91,8 @@ def facts_text(step: StepView) -> str:
         parts.append("waiting for " + (step.wait_text or "its condition"))
     elif step.state == "retrying":
         parts.append(f"attempt {step.attempts} failed, to be tried again")
+    elif step.state == "canceled":
+        parts.append(f"canceled by {step.canceled_by}")
     elif step.state not in ("completed", "failed"):
         parts.append({"dropped": "not ended when the run closed"}.get(step.state, step.state))
     if step.needs_worker:
@@ -131,6 +134,7 @@ def _step_data(step: StepView) -> dict[str, Any]:
         "waits_for_text": step.wait_text or None,
         "waited_ms": step.waited_ms,
         "error": step.error or None,
+        "canceled_by": step.canceled_by or None,
         "needs_worker": step.needs_worker,
         "methods": [
             {
