@@ -17,7 +17,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.adk.workflow import Workflow
 from google.genai import types
 
-from dex_agents import CompactionPolicy, ToolEffect
+from dex_agents import AgentSessionFlow, CompactionPolicy, ToolEffect
 from dex_agents._contract import ContinueTurn, MessageRole, TurnCompleted
 from dex_agents.testing import private_engine
 from dex_agents_google_adk import AdkAgentRunner, adk_agent_session_flow
@@ -210,8 +210,13 @@ async def test_a_summary_that_hangs_can_be_cancelled_and_costs_no_answer(tmp_pat
 def test_two_ways_to_compact_one_history_are_refused() -> None:
     app = app_with(World([]), compaction_interval=2, overlap_size=1)
     policy = CompactionPolicy(context_window_tokens=100_000)
-    with pytest.raises(ValueError, match=r"'shop' has an events_compaction_config.*one of the two"):
+    refusal = r"'shop' has an events_compaction_config.*one of the two"
+    with pytest.raises(ValueError, match=refusal):
         adk_agent_session_flow(app, flow_type="Shop", compaction=policy)
+    runner = AdkAgentRunner(app)
+    with pytest.raises(ValueError, match=refusal):
+        AgentSessionFlow(runner, flow_type="Shop", compaction=policy)
+    AgentSessionFlow(runner, flow_type="Shop")
 
 
 def test_a_configuration_without_a_model_is_refused() -> None:

@@ -113,11 +113,6 @@ def adk_agent_session_flow(
         credential_resolver=credential_resolver,
         authorization_secret=authorization_secret,
     )
-    if compaction is not None and isinstance(agent, App) and agent.events_compaction_config:
-        raise ValueError(
-            f"App {agent.name!r} has an events_compaction_config, and compaction names a policy as "
-            f"well; both would cut the same history. Use one of the two"
-        )
     return AgentSessionFlow(
         runner,
         flow_type=flow_type,

@@ -241,6 +241,17 @@ class AdkAgentRunner:
         """Run one tool once; see ``AgentFrameworkRunner``."""
         return await guard_tool(_tool_step.execute(self._setup, call))
 
+    @property
+    def refuses_compaction(self) -> str:
+        """Why no policy may cut the history of its sessions, or empty."""
+        app = self._setup.app
+        if app.events_compaction_config is None:
+            return ""
+        return (
+            f"App {app.name!r} has an events_compaction_config, and compaction names a policy as "
+            f"well; both would cut the same history. Use one of the two"
+        )
+
     def estimated_overhead_tokens(self) -> int:
         """See ``HistoryCompactor``."""
         return self._writer.overhead_tokens

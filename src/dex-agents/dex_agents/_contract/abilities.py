@@ -29,7 +29,11 @@ class CompactionRequest:
 
 @runtime_checkable
 class HistoryCompactor(Protocol):
-    """What a runner has besides if its sessions can be compacted."""
+    """What a runner has besides if its sessions can be compacted.
+
+    One that compacts in a way of its own may say so in an attribute ``refuses_compaction``, a text: a
+    Flow with a policy is then refused with it.
+    """
 
     def estimated_overhead_tokens(self) -> int:
         """Instructions and tool definitions that go with every model call, as far as it sees them."""

@@ -124,6 +124,8 @@ class AgentSessionFlow(Flow[bytes]):
                     f"the runner, a {type(runner).__name__}, cannot summarize a session's history; "
                     "leave compaction out"
                 )
+            if why := getattr(runner, "refuses_compaction", ""):
+                raise ValueError(why)
         silence_told_failures()
         self.runner = runner
         self.compaction = compaction
