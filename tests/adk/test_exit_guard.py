@@ -1,9 +1,13 @@
-"""A ``SystemExit`` inside ADK's own tasks ends the turn and no process."""
+"""A ``SystemExit`` or ``KeyboardInterrupt`` of the application's code ends its turn and no process."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
+import signal
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -12,8 +16,11 @@ from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.agent_tool import AgentTool
 
-from dex_agents import AgentTurnError
+from dex_agents import OUTCOME_UNKNOWN_TOOL_RESULT, AgentTurnError
+from dex_agents._keyboard import is_from_keyboard
+from dex_agents.testing import WorkerProcess, private_engine, session_client
 from dex_agents_google_adk import AdkAgentRunner
+from support import exiting_agent
 from support.adk_oracle import Driver, ScriptedLlm, World, call, text
 from support.waiting import TURN_S, session
 
@@ -65,3 +72,74 @@ async def test_a_tool_that_exits_fails_its_call(what: str, tmp_path: Path) -> No
     assert snapshot.last_turn is not None and snapshot.last_turn.final_text == "fine"
     response = world.requests[1]["contents"][-1]["parts"][0]["function_response"]["response"]
     assert "SystemExit: 3" in response["error"]
+
+
+async def test_a_keyboard_interrupt_of_the_applications_code_ends_no_worker(
+    tmp_path: Path,
+) -> None:
+    flow = exiting_agent.build_flow(tmp_path)
+    async with (
+        private_engine(tmp_path / "e.db") as engine,
+        session_client(flow, server_address=engine.address, cache_dir=tmp_path / "c") as sessions,
+    ):
+        worker = await WorkerProcess.start(
+            "support.exiting_agent:build_flow", server_address=engine.address, data_dir=tmp_path
+        )
+        places = (*exiting_agent.OF_TURNS, *exiting_agent.OF_TOOLS)
+        await asyncio.gather(*(sessions.start_session(place, place) for place in places))
+        ends = await asyncio.gather(
+            *(sessions.wait_for_turn(place, 1, timeout_s=TURN_S) for place in places)
+        )
+        assert await worker.stop() == 0
+    for place, end in zip(places, ends, strict=True):
+        assert end.last_turn is not None
+        if place in exiting_agent.OF_TURNS:
+            assert f"(KeyboardInterrupt: {place})" in end.last_turn.error, place
+        else:
+            # It runs once and may have done anything before.
+            assert OUTCOME_UNKNOWN_TOOL_RESULT in end.last_turn.final_text, place
+
+
+def _raised() -> KeyboardInterrupt:
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as error:
+        return error
+
+
+def _struck() -> KeyboardInterrupt:
+    """Of a Ctrl-C in the middle of a program."""
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1_000_000):
+            pass
+    except KeyboardInterrupt as error:
+        return error
+    raise AssertionError("the signal did not come")
+
+
+def _handler(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+class _Handlers:
+    def method(self, what: str, number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(what)
+
+
+HANDLERS: dict[str, Any] = {
+    "python's own": signal.default_int_handler,
+    "a function": _handler,
+    "a part of a method, as asyncio has one": functools.partial(_Handlers().method, "x"),
+}
+
+
+@pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS)
+def test_ctrl_c_is_told_from_a_raise(handler: Any) -> None:
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        assert is_from_keyboard(_struck())
+        assert not is_from_keyboard(_raised())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not is_from_keyboard(SystemExit(3))

@@ -17,6 +17,7 @@ from google.adk.apps.base_events_summarizer import BaseEventsSummarizer
 from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 from google.adk.events.event import Event
 
+from dex_agents._keyboard import is_from_keyboard
 from dex_agents_google_adk._events import is_resumption_marker
 
 if TYPE_CHECKING:
@@ -83,7 +84,9 @@ class _OneCallSummarizer(BaseEventsSummarizer):
         """What the summarizer gives, or nothing: a history without a summary is still whole."""
         try:
             summary = await self._inner.maybe_summarize_events(events=events)
-        except (Exception, SystemExit):
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            if is_from_keyboard(error):
+                raise
             _LOGGER.warning(
                 "a summary of older events failed; the turn goes on without", exc_info=True
             )

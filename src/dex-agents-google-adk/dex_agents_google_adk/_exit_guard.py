@@ -2,7 +2,8 @@
 
 ADK runs them in tasks of its own, and tools make some. There asyncio lets a ``SystemExit`` end the
 whole loop, and with it every session of the process, before anybody can catch it. So the tasks of an
-attempt, and they alone, run a coroutine that turns it into a failure of the attempt.
+attempt, and they alone, run a coroutine that turns it into a failure of the attempt. The same holds
+for a ``KeyboardInterrupt`` that they raise; one of somebody's Ctrl-C goes through.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from dex_agents._errors import AgentTurnError
+from dex_agents._keyboard import is_from_keyboard
 
 _T = TypeVar("_T")
-_Failure: TypeAlias = Callable[[SystemExit], Exception]
+_Failure: TypeAlias = Callable[[str], Exception]
 _failure: contextvars.ContextVar[_Failure | None] = contextvars.ContextVar("failure", default=None)
 
 
@@ -76,8 +78,8 @@ class _Guarded(Coroutine[Any, Any, Any]):
         """As of a coroutine."""
         try:
             return self._inner.send(value)
-        except SystemExit as error:
-            raise self._failure(error) from error
+        except (SystemExit, KeyboardInterrupt) as error:
+            self._fail(error)
 
     def throw(
         self,
@@ -89,20 +91,24 @@ class _Guarded(Coroutine[Any, Any, Any]):
         error: Any = kind if value is None else value
         try:
             return self._inner.throw(error)
-        except SystemExit as exit_error:
-            raise self._failure(exit_error) from exit_error
+        except (SystemExit, KeyboardInterrupt) as exit_error:
+            self._fail(exit_error)
 
     def close(self) -> None:
         """As of a coroutine."""
         self._inner.close()
 
+    def _fail(self, error: SystemExit | KeyboardInterrupt) -> NoReturn:
+        if is_from_keyboard(error):
+            raise error
+        raise self._failure(f"{type(error).__name__}: {error}") from error
 
-def _failure_of_turn(error: SystemExit) -> AgentTurnError:
+
+def _failure_of_turn(exit_text: str) -> AgentTurnError:
     return AgentTurnError(
-        f"a model, callback or plugin asked the process to exit (SystemExit: {error.code}); "
-        "the turn ends instead"
+        f"a model, callback or plugin asked the process to exit ({exit_text}); the turn ends instead"
     )
 
 
-def _failure_of_tool(error: SystemExit) -> RuntimeError:
-    return RuntimeError(f"it asked the process to exit (SystemExit: {error.code})")
+def _failure_of_tool(exit_text: str) -> RuntimeError:
+    return RuntimeError(f"it asked the process to exit ({exit_text})")

@@ -12,6 +12,7 @@ from google.adk.agents.llm_agent import LlmAgent
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 
+from dex_agents._keyboard import is_from_keyboard
 from dex_agents_google_adk._adk_compat import first_answer, invocation_of
 
 _LOGGER = logging.getLogger("dex_agents_google_adk")
@@ -23,7 +24,7 @@ def ends_the_attempt(error: BaseException) -> bool:
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
-    return isinstance(error, KeyboardInterrupt)
+    return is_from_keyboard(error)
 
 
 async def result_or_answer(

@@ -90,7 +90,9 @@ async def execute(setup: RunnerSetup, call: DeferredToolExecution) -> ToolExecut
         async with collecting as events:
             running = _run(setup, call, tool, arguments, context)
             value = await result_or_answer(running, tool, arguments, context)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if ends_the_attempt(error):
+            raise
         if (safe := given.secrets.hide_error(error)) is error:
             raise
         raise safe from None

@@ -10,6 +10,7 @@ from dex import AsyncContext
 
 from dex_agents import _failpoints
 from dex_agents._contract import Json
+from dex_agents._keyboard import is_from_keyboard
 from dex_agents._session.encoding import decode, encode
 
 _T = TypeVar("_T")
@@ -101,6 +102,9 @@ async def keep_alive(
 ) -> _T:
     """Do the work, with a heartbeat every third of the timeout.
 
+    A ``KeyboardInterrupt`` of the work itself becomes an ordinary failure: the SDK would let it end
+    the process.
+
     No context manager: contextlib sets the traceback of what passes through it, which the SDK's
     ``RetryAfterError`` does not allow.
     """
@@ -113,6 +117,10 @@ async def keep_alive(
     task = asyncio.create_task(keep_beating())
     try:
         return await work
+    except KeyboardInterrupt as error:
+        if is_from_keyboard(error):
+            raise
+        raise RuntimeError(f"KeyboardInterrupt: {error}") from error
     finally:
         task.cancel()
         # Not `await task`: that would also swallow a cancellation of the Step itself.
