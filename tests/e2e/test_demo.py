@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -14,13 +15,17 @@ import typer
 from rich.console import Console
 
 from dex_agents import AgentEvent, AgentSnapshot, FinishedTurn
+from dex_agents.session_graph import history_svg, read_session_history
+from dex_agents.testing import private_engine
 from dex_agents_google_adk.demo._app import _command
 from dex_agents_google_adk.demo._provider import PaymentProvider
 from dex_agents_google_adk.demo._report import broken_invariants
 from dex_agents_google_adk.demo._screen import ConversationScreen
 from support.processes import children_of, is_running
+from support.requirements import REPOSITORY
 from support.terminal import at_terminal
 
+PICTURE = REPOSITORY / "docs" / "demo-session.svg"
 COMMAND = (sys.executable, "-c", "from dex_agents_google_adk.demo import main; main()")
 
 
@@ -59,6 +64,15 @@ async def test_the_demo_survives_its_own_kill(tmp_path: Path) -> None:
     ]
     assert len({entry["key"] for entry in provider.entries()}) == 1
     assert len({entry["pid"] for entry in provider.entries()}) == 2
+    # The picture in the README is of such a session.
+    async with private_engine(folder / "sessions.db") as engine:
+        history = await read_session_history(engine.address, "session-42")
+    assert _texts(history_svg(history)) == _texts(PICTURE.read_text())
+
+
+def _texts(svg: str) -> list[str]:
+    """What a picture says, without its times."""
+    return [re.sub(r"[\d.]+ m?s\b", "a time", text) for text in re.findall(r">([^<>\n]+)<", svg)]
 
 
 @pytest.mark.parametrize("demo", ["demo", "demo.web"])
