@@ -159,6 +159,31 @@ async def test_a_workers_error_is_told_as_it_is(tmp_path: Path) -> None:
         assert not worker.has_task  # nobody tries again
 
 
+async def test_a_workers_error_of_any_length_reaches_the_client(tmp_path: Path) -> None:
+    """gRPC drops an answer whose texts have more than 8 KiB, and the client would see another error."""
+    async with frames(tmp_path) as engine:
+        worker = await engine.worker()
+        await engine.start("")
+        for character in ("x", "é", "承", "%"):
+            call = engine.invoke()
+            words = dict.fromkeys(("detail", "error_type", "stack_trace"), f"begins {character * 9000} ends")
+            await (await worker.task()).error(words.pop("detail"), **words, grpc_status=2)
+            error = await refusal(call)
+            assert error.what == WORKER_ERROR
+            told = (
+                error.text,
+                error.details.original_worker_error_detail,
+                error.details.original_worker_error_type,
+                error.details.original_worker_error_stack_trace,
+            )
+            # As much as there is room for, without the middle.
+            for told_text, least in zip(told, (950, 950, 200, 2_000), strict=True):
+                assert told_text.startswith("begins ") and told_text.endswith(" ends")
+                assert len(told_text.encode()) > least
+            packed = sum(len(told_text.encode()) for told_text in (error.text, *told))
+            assert packed < 8_000
+
+
 async def test_time_is_up(tmp_path: Path) -> None:
     """The client's time, and never more than the engine's; the handler is told."""
     async with frames(tmp_path, rpc_timeout_s=1.0) as engine:

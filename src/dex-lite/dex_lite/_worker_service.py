@@ -18,6 +18,7 @@ import grpc.aio
 from dex.dexpb import dex_pb2 as pb
 
 from dex_lite._matching import Matcher, StreamRefused
+from dex_lite._wire.errors import shortened
 from dex_lite._worker_slot import Slot
 from dex_lite._worker_stream import PING, WorkerStream
 
@@ -138,7 +139,7 @@ class _Call:
 
     async def _abort(self, code: grpc.StatusCode, details: str) -> None:
         try:
-            await self._context.abort(code, details)
+            await self._context.abort(code, shortened(details))
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # nobody is left to hear of it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import grpc
@@ -10,6 +12,13 @@ from google.protobuf import any_pb2
 from google.rpc import status_pb2
 
 DETAILS_KEY = "grpc-status-details-bin"
+
+# gRPC begins to drop answers whose metadata has more than 8 KiB, and the caller sees another error then.
+# The rest is for its own headers.
+_MOST_BYTES = 7_680
+_MOST_OF_A_WORKERS_DETAIL, _MOST_OF_A_WORKERS_TYPE = 1_024, 256  # what the SDK sends at most
+_GAP = " … "
+_PLAIN = bytes(set(range(0x20, 0x7F)) - {ord("%")})
 
 
 class ServiceError(Exception):
@@ -24,6 +33,9 @@ class ServiceError(Exception):
         worker_error: pb.WorkerErrorResponse | None = None,
         dispatch_reason: pb.DispatchTaskErrorReason = (pb.DISPATCH_TASK_ERROR_REASON_UNSPECIFIED),
     ) -> None:
+        if worker_error is not None:
+            message = _without_middle(message, _MOST_OF_A_WORKERS_DETAIL, _bytes)
+        message = shortened(message)
         super().__init__(message)
         self.code = code
         self.message = message
@@ -40,14 +52,46 @@ class ServiceError(Exception):
             response.detail = self.message
         else:
             # The texts are alternatives: with a worker's error, the status message is its text.
-            response.original_worker_error_detail = self.worker_error.detail
-            response.original_worker_error_type = self.worker_error.error_type
-            response.original_worker_error_status = self.worker_error.grpc_status
-            response.original_worker_error_stack_trace = self.worker_error.stack_trace
+            found = self.worker_error
+            detail = _without_middle(found.detail, _MOST_OF_A_WORKERS_DETAIL, _bytes)
+            error_type = _without_middle(found.error_type, _MOST_OF_A_WORKERS_TYPE, _bytes)
+            left = _MOST_BYTES - _answer_bytes(self.message) - _bytes(detail) - _bytes(error_type)
+            response.original_worker_error_detail = detail
+            response.original_worker_error_type = error_type
+            response.original_worker_error_status = found.grpc_status
+            response.original_worker_error_stack_trace = _without_middle(
+                found.stack_trace, left, _bytes
+            )
         packed = any_pb2.Any()
         packed.Pack(response)
         status = status_pb2.Status(code=self.code.value[0], message=self.message, details=[packed])
         return bytes(status.SerializeToString())
+
+
+def shortened(message: str) -> str:
+    """The message of an error, without its middle if it has more bytes than gRPC carries."""
+    return _without_middle(message, _MOST_BYTES, lambda text: _answer_bytes(text) + _bytes(text))
+
+
+def _without_middle(text: str, most: int, cost: Callable[[str], int]) -> str:
+    if cost(text) <= most:
+        return text
+
+    def kept(count: int) -> str:
+        return text[:count] + _GAP + text[len(text) - count :]
+
+    most_kept = bisect_right(range(len(text) // 2), most, key=lambda count: cost(kept(count)))
+    return kept(max(0, most_kept - 1))
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
+
+
+def _answer_bytes(message: str) -> int:
+    """Of a message in a header, where most characters beyond ASCII are escaped, and in the status."""
+    encoded = message.encode("utf-8", "replace")
+    return 2 * len(encoded) + 2 * len(encoded.translate(None, _PLAIN))
 
 
 async def refuse(context: Any, error: ServiceError) -> NoReturn:
