@@ -166,7 +166,9 @@ async def test_a_workers_error_of_any_length_reaches_the_client(tmp_path: Path) 
         await engine.start("")
         for character in ("x", "é", "承", "%"):
             call = engine.invoke()
-            words = dict.fromkeys(("detail", "error_type", "stack_trace"), f"begins {character * 9000} ends")
+            words = dict.fromkeys(
+                ("detail", "error_type", "stack_trace"), f"begins {character * 9000} ends"
+            )
             await (await worker.task()).error(words.pop("detail"), **words, grpc_status=2)
             error = await refusal(call)
             assert error.what == WORKER_ERROR
