@@ -17,6 +17,8 @@ from google.adk.artifacts.in_memory_artifact_service import InMemoryArtifactServ
 from google.adk.events.event import Event
 from google.adk.events.request_input import RequestInput
 from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.adk.tools.tool_context import ToolContext
 from google.adk.workflow import START, Workflow
@@ -387,16 +389,50 @@ async def test_no_kill_changes_what_it_does() -> None:
     report.check()
 
 
-async def test_a_question_on_the_way_is_an_explicit_failure() -> None:
-    async def ask(x: str) -> Items:
-        """Ask."""
-        yield RequestInput(interrupt_id="q1", message="Which?", response_schema=None)
+async def generator_that_asks(x: str) -> Items:
+    """Ask."""
+    yield RequestInput(interrupt_id="q1", message="Which?", response_schema=None)
 
-    world = World([[call("ask", "c1", x="a")], [text("done")]])
-    driver = Driver(AdkAgentRunner(agent_with(world, ask)), world)
-    await driver.turn("go")
+
+def node_that_asks(node_input: str) -> Any:
+    """Ask in a node."""
+    yield RequestInput(interrupt_id="q1", message="Which?", response_schema=None)
+
+
+def job(x: str) -> str:
+    """Begin a job."""
+    return x
+
+
+def agent_that_calls(tool: BaseTool) -> LlmAgent:
+    world = World([call("job", "c9", x="a"), text("never")])
+    return LlmAgent(name="inner", model=ScriptedLlm(world=world), tools=[tool])
+
+
+QUESTIONS: dict[str, Callable[[World], Any]] = {
+    "a generator": lambda _: generator_that_asks,
+    "a node of a Workflow": lambda world: flow(world, node_that_asks),
+    "a long-running tool in a Workflow": lambda world: flow(
+        world, agent_that_calls(LongRunningFunctionTool(job))
+    ),
+    "an approval in a Workflow": lambda world: flow(
+        world, agent_that_calls(FunctionTool(job, require_confirmation=True))
+    ),
+}
+
+
+@pytest.mark.parametrize("make", QUESTIONS.values(), ids=QUESTIONS)
+async def test_a_question_on_the_way_is_an_explicit_failure(make: Callable[[World], Any]) -> None:
+    world = World([])
+    tool = make(world)
+    is_flow = isinstance(tool, Workflow)
+    name, arguments = ("flow", {"request": "a"}) if is_flow else (tool.__name__, {"x": "a"})
+    world.script[:] = [call(name, "c1", **arguments), text("done")]
+    driver = Driver(AdkAgentRunner(agent_with(world, tool)), world)
+    assert (await driver.turn("go")).final_text == "done"
     answer = answer_in(driver, 2)
-    assert "The tool stopped to wait" in answer["error"]
+    assert "stopped to wait for an approval or an answer" in answer["error"]
+    assert "Ask before it is called, with the input tool or a confirmation" in answer["error"]
 
 
 async def test_a_workflow_without_an_output_is_an_explicit_failure() -> None:

@@ -27,6 +27,7 @@ from dex_agents.ui_stream import (
     AiSdkEncoder,
     Position,
     UiEncoder,
+    _awaited,
     answer_approvals,
     open_ui_stream,
 )
@@ -165,6 +166,44 @@ async def test_the_id_of_another_turn_only_says_where_to_look(stages: Stages) ->
         assert [part["delta"] for part in second if "delta" in part] == ["two"]
         newest = await collect(await open_ui_stream(stage.sessions, "s", AiSdkEncoder("s")))
         assert payloads(newest) == second
+
+
+async def test_a_message_that_waits_costs_one_call_of_the_session_a_look(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, waits = 0, asyncio.Semaphore(0)
+    is_asked, gate = asyncio.Event(), asyncio.Event()
+
+    async def hold(request: RunModelRequest) -> None:
+        is_asked.set()
+        await gate.wait()
+
+    monkeypatch.setattr(_awaited, "_LOOK_IN_TURN_S", 0.05)
+    async with stages.play(["one", "two"]) as stage:
+        invoke_rpc, wait_for = stage.client.invoke_rpc, stage.client.wait_for_attribute_match
+
+        async def invoke(*given: Any, **more: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return await invoke_rpc(*given, **more)
+
+        async def wait(*given: Any, **more: Any) -> Any:
+            waits.release()
+            return await wait_for(*given, **more)
+
+        stage.runner.before_answer = hold
+        await stage.sessions.start_session("s", "hello")
+        await stage.sessions.send_user_message("s", "again", message_id="m")
+        async with asyncio.timeout(TURN_S):
+            await is_asked.wait()
+            monkeypatch.setattr(stage.client, "invoke_rpc", invoke)
+            monkeypatch.setattr(stage.client, "wait_for_attribute_match", wait)
+            finding = asyncio.create_task(_awaited.message_turn(stage.sessions, "s", "m"))
+            for _ in range(4):
+                await waits.acquire()
+            assert looks == 4
+            gate.set()
+            assert await finding == "t2"
 
 
 async def test_silence_is_filled_and_leaving_stops_all_reading(stages: Stages) -> None:

@@ -50,7 +50,18 @@ async def turn_of_message(
     connection: SessionConnection, session_id: str, message_id: str
 ) -> str | None:
     """The turn that took a message; empty while it waits, ``None`` if the session knows none."""
-    data = await snapshot_data(connection, session_id)
+    return _turn_in(await snapshot_data(connection, session_id), message_id)
+
+
+async def snapshot_and_turn(
+    connection: SessionConnection, session_id: str, message_id: str
+) -> tuple[AgentSnapshot, str | None]:
+    """:func:`snapshot` and :func:`turn_of_message` of one moment."""
+    stored, data = await _look(connection, session_id)
+    return stored, _turn_in(data, message_id)
+
+
+def _turn_in(data: Any, message_id: str) -> str | None:
     digest = message_digest(message_id)
     turn = data.get("message_turns", {}).get(digest)
     if turn is not None:
@@ -62,18 +73,25 @@ async def turn_of_message(
 
 async def snapshot(connection: SessionConnection, session_id: str) -> AgentSnapshot:
     """Where the session stands, also one that was stopped or had been idle for too long."""
+    return (await _look(connection, session_id))[0]
+
+
+async def _look(connection: SessionConnection, session_id: str) -> tuple[AgentSnapshot, Any]:
+    """A snapshot and what the session answered for it."""
     # The RPC also answers for a session that was stopped, and does not say so.
-    status, stored = await asyncio.gather(
-        connection.status(session_id), stored_snapshot(connection, session_id)
+    status, data = await asyncio.gather(
+        connection.status(session_id), snapshot_data(connection, session_id)
     )
     if status is FlowStatus.RUNNING:
-        return stored
-    stored = await stored_snapshot(connection, session_id)  # the first may be from before the end
+        return snapshot_from_json(session_id, data), data
+    data = await snapshot_data(connection, session_id)  # the first may be from before the end
+    stored = snapshot_from_json(session_id, data)
     # Only an idle session completes without a word in its state.
     is_idle = stored.status != "closed" and status is FlowStatus.COMPLETED
     reason = _IDLE_REASON if is_idle else stored.close_reason
     # Nobody can answer them any more, whatever the session knew of its end.
-    return replace(stored, status="closed", close_reason=reason, pending_interrupts=())
+    closed = replace(stored, status="closed", close_reason=reason, pending_interrupts=())
+    return closed, data
 
 
 async def message_page(

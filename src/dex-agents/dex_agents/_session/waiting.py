@@ -37,6 +37,27 @@ async def wait_for_turns(
     await _wait(connection, session_id, turns_done, resources.turns_done, done, deadline, what)
 
 
+async def turns_end_within(
+    connection: SessionConnection, session_id: str, turns_done: int, within_s: float
+) -> bool:
+    """Whether so many turns have ended, or do so in this short time. No Worker is asked.
+
+    Raises:
+        SessionNotFoundError, SessionClosedError, SessionUnavailableError: As they say.
+    """
+    done = AttributeMatch.greater_than_or_equal(turns_done)
+    options = WaitForAttributeOptions(request_timeout=timedelta(seconds=math.ceil(within_s)))
+    try:
+        async with asyncio.timeout(within_s):
+            async with connection.errors(session_id, within_s):
+                await connection.client.wait_for_attribute_match(
+                    session_id, resources.turns_done, done, options
+                )
+    except (LongPollTimeoutError, RequestTimeoutError, TimeoutError):
+        return False
+    return True
+
+
 async def wait_until_settled(
     connection: SessionConnection, session_id: str, turns_done: int, timeout_s: float
 ) -> AgentSnapshot:

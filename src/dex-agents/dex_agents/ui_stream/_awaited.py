@@ -10,15 +10,16 @@ from dex_agents._errors import (
     InvalidInputError,
     SessionClosedError,
     SessionUnavailableError,
-    TurnWaitTimeoutError,
 )
+from dex_agents._session import reading, waiting
 from dex_agents._session.checks import is_turn_id
 from dex_agents._session.client import AgentSessionClient
 from dex_agents._session.records import turn_number
 from dex_agents._session.views import AgentSnapshot
 
 _RECONNECT_S = 60.0
-_LOOK_S = 0.1
+_FIRST_LOOK_S = 0.1  # a message that is next gets its turn in milliseconds
+_LONGEST_LOOK_S = 0.5
 _LOOK_IN_TURN_S = 1.0  # it may read a message before it ends
 
 
@@ -31,28 +32,31 @@ async def message_turn(sessions: AgentSessionClient, session_id: str, message_id
         InvalidInputError: The session knows no such message.
         SessionUnavailableError: No engine or no Worker answered for a minute.
     """
-    broken_since = 0.0
+    connection = sessions._connection
+    broken_since, look_s = 0.0, _FIRST_LOOK_S
     while True:
         try:
-            # In this order, as a closed session takes no more messages.
-            snapshot = await sessions.get_agent_snapshot(session_id)
-            turn_id = await known_turn(sessions, session_id, message_id)
+            snapshot, turn_id = await reading.snapshot_and_turn(connection, session_id, message_id)
+            if turn_id is None:
+                raise _unknown(session_id, message_id)
             if turn_id:
                 return turn_id
             if snapshot.status == "closed":
                 return f"t{snapshot.turns_done + 1}"
             broken_since = 0.0
             if snapshot.turn_id:
-                await sessions.wait_for_turn(
-                    session_id, turn_number(snapshot.turn_id), timeout_s=_LOOK_IN_TURN_S
-                )
-        except (TurnWaitTimeoutError, SessionClosedError):
+                number = turn_number(snapshot.turn_id)
+                await waiting.turns_end_within(connection, session_id, number, _LOOK_IN_TURN_S)
+                look_s = _FIRST_LOOK_S
+                continue
+        except SessionClosedError:
             continue
         except SessionUnavailableError:
             broken_since = broken_since or time.monotonic()
             if time.monotonic() - broken_since > _RECONNECT_S:
                 raise
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(look_s)
+        look_s = min(2 * look_s, _LONGEST_LOOK_S)
 
 
 async def known_turn(sessions: AgentSessionClient, session_id: str, message_id: str) -> str:
@@ -63,11 +67,15 @@ async def known_turn(sessions: AgentSessionClient, session_id: str, message_id: 
     """
     turn_id = await sessions.get_message_turn(session_id, message_id)
     if turn_id is None:
-        raise InvalidInputError(
-            f"session {session_id!r} does not know which turn took message {message_id!r:.200}: "
-            "it was never sent, or is not among the newest 64; name the turn itself"
-        )
+        raise _unknown(session_id, message_id)
     return turn_id
+
+
+def _unknown(session_id: str, message_id: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"session {session_id!r} does not know which turn took message {message_id!r:.200}: "
+        "it was never sent, or is not among the newest 64; name the turn itself"
+    )
 
 
 def turn_of_interrupts(snapshot: AgentSnapshot, interrupts: Collection[str]) -> str:
