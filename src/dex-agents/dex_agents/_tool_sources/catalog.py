@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from dex_agents._arguments import check_name, check_texts
 from dex_agents._errors import ToolSourceError
 from dex_agents._session.encoding import EncodingError, encode
 from dex_agents._session.failures import MAX_DETAIL_BYTES, RUNNER_FAILURES, message_of
@@ -36,8 +37,8 @@ class ToolSourceCatalog:
         taken_names: Names of the agent's own tools, agents and control tools, with what each is.
 
     Raises:
-        TypeError: Something is no source, or no duration.
-        ValueError: Two sources have one name, or a declared tool has a name that is taken.
+        TypeError: Something is no source, or no duration, or declares what is no list of names.
+        ValueError: Two sources have one name, or a declared tool has a name that is taken or none.
     """
 
     def __init__(
@@ -73,6 +74,10 @@ class ToolSourceCatalog:
                 f"tool_sources has two sources named {name!r}; a stored call finds its source by "
                 f"name, so give each one of its own"
             )
+        declared = f"declared_tool_names of the source {name!r}"
+        check_texts(declared, source.declared_tool_names)
+        for tool_name in source.declared_tool_names:
+            check_name(f"each of {declared}", tool_name)
         self.by_name[name] = source
 
     def _clash(self, name: str, source: ToolSource, owners: dict[str, str]) -> str | None:
