@@ -10,6 +10,7 @@ import pytest
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.events.event import Event
 from google.adk.events.request_input import RequestInput
+from google.adk.tools.get_user_choice_tool import get_user_choice_tool as get_user_choice
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.adk.tools.tool_context import ToolContext
 from google.adk.workflow import Workflow
@@ -72,6 +73,20 @@ async def test_long_running_tools_start_once_and_wait(tmp_path: Path) -> None:
     assert "started" in world.requests[-1]["config"]["system_instruction"]
     calls = page.messages[1].framework_item
     assert len(calls["long_running_tool_ids"]) == 3
+
+
+async def test_the_model_reads_what_a_user_has_chosen(tmp_path: Path) -> None:
+    """ADK's tool keeps its early value from the model; that must not hold for the answer."""
+    world = World([[call("get_user_choice", options=["red", "blue"])], text("Blue it is.")])
+    root = LlmAgent(name="root", model=ScriptedLlm(world=world), tools=[get_user_choice])
+    async with session(root, tmp_path) as sessions:
+        (item,) = await pending(sessions)
+        assert (item.kind, item.arguments) == ("long_running", {"options": ["red", "blue"]})
+        await sessions.answer_question("s", item.interrupt_id, "blue")
+        snapshot = await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+    assert responses(world) == [{"result": "blue"}]
+    assert snapshot.last_turn is not None
+    assert snapshot.last_turn.final_text == "Blue it is."
 
 
 async def test_an_empty_answer_is_an_answer(tmp_path: Path) -> None:

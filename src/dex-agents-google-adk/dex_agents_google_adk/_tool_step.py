@@ -122,7 +122,12 @@ async def _result(
             )
         )
     framework_data: dict[str, Json] = {"ended_at": time.time()}
-    if changes := actions_to_json(actions):
+    changes = actions_to_json(actions)
+    if tool.is_long_running:
+        # It keeps ADK from going on with what the tool returns at once, as of ``get_user_choice``; with
+        # the answer the model goes on.
+        changes.pop("skip_summarization", None)
+    if changes:
         framework_data["actions"] = changes
     if events:
         framework_data[EVENTS_KEY] = list(events)
