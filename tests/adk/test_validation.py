@@ -11,6 +11,7 @@ from google.adk.agents.parallel_agent import ParallelAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
 from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.apps.app import App
+from google.adk.artifacts.in_memory_artifact_service import InMemoryArtifactService
 from google.adk.code_executors.built_in_code_executor import BuiltInCodeExecutor
 from google.adk.code_executors.unsafe_local_code_executor import UnsafeLocalCodeExecutor
 from google.adk.plugins.base_plugin import BasePlugin
@@ -18,6 +19,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.exit_loop_tool import exit_loop
 from google.adk.tools.function_tool import FunctionTool
+from google.adk.tools.load_artifacts_tool import LoadArtifactsTool
 from google.adk.workflow import Workflow, node
 
 from dex_agents._effects import ToolEffect, ToolPolicy
@@ -172,6 +174,11 @@ def test_refused_agents(make: Any, message: str) -> None:
         ({"user_id": ""}, ValueError, "user_id"),
         ({"user_id": 1}, TypeError, "user_id"),
         ({"artifact_service": object()}, TypeError, "must be a BaseArtifactService"),
+        (
+            {"agent": leaf("x", sub_agents=[leaf(tools=[LoadArtifactsTool()])])},
+            ValueError,
+            "'root' has the tool load_artifacts, and there is no artifact_service",
+        ),
         ({"memory_service": object()}, TypeError, "must be a BaseMemoryService"),
         ({"credential_service": object()}, TypeError, "must be a BaseCredentialService"),
         ({"tools_in_threads": 1}, TypeError, "True or False"),
@@ -213,3 +220,4 @@ def test_accepted() -> None:
     )
     AdkAgentRunner(leaf(code_executor=BuiltInCodeExecutor(), mode="chat"))
     AdkAgentRunner(App(name="a", root_agent=leaf()), run_config=RunConfig())
+    AdkAgentRunner(leaf(tools=[LoadArtifactsTool()]), artifact_service=InMemoryArtifactService())

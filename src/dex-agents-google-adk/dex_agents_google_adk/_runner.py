@@ -75,6 +75,7 @@ from dex_agents_google_adk._known_errors import silence_reported_errors
 from dex_agents_google_adk._setup import RunnerSetup
 from dex_agents_google_adk._source_tools import SourceTools
 from dex_agents_google_adk._tree_checks import (
+    check_artifact_tools,
     check_tool_nodes,
     make_resumable,
     taken_tool_names,
@@ -167,6 +168,8 @@ class AdkAgentRunner:
             raise ValueError(f"tool_threads must be a positive integer, got {shown(tool_threads)}")
         _validation.check_names(tree, loop_bound_tools, "loop_bound_tools", catalog.declared_names)
         check_tool_nodes(tree, policies)
+        if artifact_service is None:
+            check_artifact_tools(tree)
         make_resumable(tree)
         warn_if_untested()
         remote_a2a_import.apply()

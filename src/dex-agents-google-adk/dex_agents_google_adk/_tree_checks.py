@@ -13,6 +13,7 @@ from google.adk.tools._node_tool import NodeTool
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.base_toolset import BaseToolset
 from google.adk.tools.function_tool import FunctionTool
+from google.adk.tools.load_artifacts_tool import LoadArtifactsTool
 from google.adk.workflow import Workflow
 from google.adk.workflow._base_node import BaseNode, _walk_static_nodes
 from google.adk.workflow._tool_node import _ToolNode
@@ -86,6 +87,21 @@ def check_tool_nodes(tree: AgentTree, policies: Mapping[str, ToolPolicy]) -> Non
                 f"Tool {name!r} is a node of a Workflow. It runs inside RunModel, which may be "
                 f"repeated; give it ToolPolicy(ToolEffect.READ) in tool_policies if it only reads, "
                 f"else give the tool to an agent."
+            )
+
+
+def check_artifact_tools(tree: AgentTree) -> None:
+    """Refuse ``load_artifacts`` where there is no artifact service: it looks there in every model call.
+
+    Raises:
+        ValueError: The agent, and what to do.
+    """
+    for agent in tree.llm_agents():
+        if any(isinstance(tool, LoadArtifactsTool) for tool in static_tools(agent)):
+            raise ValueError(
+                f"agent {agent.name!r} has the tool load_artifacts, and there is no artifact_service; "
+                f"every model call would fail. Give one, such as GcsArtifactService, or leave the "
+                f"tool out"
             )
 
 
