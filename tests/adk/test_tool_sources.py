@@ -270,12 +270,12 @@ def test_other_wrong_arguments() -> None:
         AdkAgentRunner(agent(World([])), tool_sources=wrong)
     with pytest.raises(ValueError, match="tool_source_listing_timeout must be a whole number"):
         AdkAgentRunner(agent(World([])), tool_source_listing_timeout=timedelta(seconds=0.5))
-    lone: Any = "look"
-    for declared, kind, refusal in (
-        (lone, TypeError, "must be a list of texts, got str"),
+    refused: list[tuple[Any, type[Exception], str]] = [
+        ("look", TypeError, "must be a list of texts, got str"),
         ([7], TypeError, "must hold texts, got int"),
         ([" "], ValueError, "must be a printable text that is not blank, got ' '"),
-    ):
+    ]
+    for declared, kind, refusal in refused:
         source = ScriptedSource(declared=[])
         source._declared = declared
         with pytest.raises(kind, match=f"declared_tool_names of the source 'shelf' {refusal}"):
