@@ -10,6 +10,7 @@ import pytest
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.agents.parallel_agent import ParallelAgent
+from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.agents.sequential_agent import SequentialAgent
 from google.adk.models.llm_request import LlmRequest
 from google.adk.workflow import START, Workflow
@@ -38,8 +39,9 @@ class Release:
         self.ran: list[str] = []
         self.asked: list[str] = []
         self._policies: dict[str, ToolPolicy] = {}
+        self.root = make(self)
         self.flow: AgentSessionFlow = adk_agent_session_flow(
-            make(self), flow_type="Deployed", tool_policies=self._policies, options=OPTIONS
+            self.root, flow_type="Deployed", tool_policies=self._policies, options=OPTIONS
         )
 
     def agents(self, *names: str) -> list[BaseAgent]:
@@ -133,6 +135,25 @@ async def test_a_tree_that_adk_cannot_go_on_in_fails_the_turn_and_says_why(
         "the turn could not go on, as the agent tree is another one than when it began: "
     )
     assert release.ran == ran  # approved, and told to the next model
+
+
+async def test_what_may_pass_is_tried_again_in_another_tree(
+    engine: PrivateEngine, tmp_path: Path
+) -> None:
+    new = Release(in_order("a", "b", "c"))
+    failures: list[Exception] = [ConnectionError("the prompt store is away")]
+
+    def instruct(context: ReadonlyContext) -> str:
+        if failures:
+            raise failures.pop()
+        return "Act."
+
+    b = new.root.find_agent("b") if isinstance(new.root, BaseAgent) else None
+    assert isinstance(b, LlmAgent)
+    b.instruction = instruct
+    turn = await deploy(engine, tmp_path, Release(in_order("a", "b")), new)
+    assert (turn.error, turn.final_text, failures) == ("", "c did", [])
+    assert new.ran == ["b", "c"]
 
 
 @pytest.mark.parametrize(

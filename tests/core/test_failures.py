@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from random import Random
+from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -33,7 +35,7 @@ from dex_agents import (
     ToolNotStartedError,
     TurnCompleted,
 )
-from dex_agents._session import resources
+from dex_agents._session import notes, outcomes, resources
 from dex_agents._session.encoding import decode, encode
 from dex_agents.testing import PrivateEngine
 from dex_lite import EngineOptions, Limits, open_engine
@@ -348,3 +350,39 @@ async def test_what_could_not_start_at_first_may_do_so_when_repeated(stages: Sta
     async with stages.play([[Call("put", PUT)], "done"], {"put": put}) as stage:
         record = await one_turn(stage)
     assert (record.status, record.output) == (ToolCallStatus.SUCCEEDED, "put")
+
+
+async def test_a_turn_of_too_many_calls_fails_and_the_session_goes_on(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = Random(1)
+
+    async def look(call: DeferredToolExecution) -> str:
+        return "".join(random.choices(ascii_letters, k=300))  # nothing to compress
+
+    async def write(call: DeferredToolExecution) -> Any:
+        raise OSError("cut off")
+
+    monkeypatch.setattr(outcomes, "MAX_COMMIT_BYTES", 40_000)
+    monkeypatch.setattr(notes, "_ALL_CALLS_BYTES", 8_000)
+    script: list[Answer] = [
+        [Call("write", WRITE), *[Call("look")] * 39],
+        *[[Call("look")] * 40] * 9,
+    ]
+    async with stages.play([*script, "never"], {"look": look, "write": write}) as stage:
+        await stage.sessions.start_session("s", "hello")
+        snapshot = await stage.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        assert snapshot.last_turn is not None
+        assert "bytes, one commit carries at most 40000" in snapshot.last_turn.error
+        asked = len(stage.runner.requests)
+        assert 2 < asked < len(script)
+        note = (await stage.sessions.list_messages("s")).messages[-1].text
+        assert "write (c0-0): outcome_unknown" in note
+        called = 40 * (asked - 1)
+        named = note.count("- look (c")
+        assert 0 < named < called
+        assert f"{called - 1 - named} of them are too many to be named: look: " in note
+        stage.runner.script[asked] = "on"
+        await stage.sessions.send_user_message("s", "again")
+        snapshot = await stage.sessions.wait_for_turn("s", 2, timeout_s=TURN_S)
+        assert snapshot.last_turn is not None and snapshot.last_turn.final_text == "on"

@@ -278,6 +278,20 @@ def test_the_note_lists_each_call_and_can_be_encoded() -> None:
     assert len(note) < 1_000
 
 
+def test_the_note_of_very_many_calls_is_no_burden_for_later_models() -> None:
+    unknown = FinishedCall("pay", "c7", "outcome_unknown", "gone")
+    calls = [FinishedCall("look", f"c{n}", "succeeded", "x" * 300) for n in range(20_000)]
+    calls[7] = unknown
+    lines = turn_failure_note("why", calls).splitlines()
+    assert sum(map(len, lines)) < 72_000
+    named = [line for line in lines if line.startswith("- ")]
+    assert named[0] == "- pay (c7): outcome_unknown: gone"
+    assert named[-1].startswith("- look (c19999): succeeded")
+    assert f"{20_000 - len(named)} of them are too many to be named: look: " in lines[2]
+    many = [FinishedCall(f"tool{n}" * 20, f"c{n}", "failed", "x" * 300) for n in range(5_000)]
+    assert len(turn_failure_note("why", many)) < 72_000
+
+
 def test_a_note_of_an_earlier_release_is_known_by_its_place_and_its_words() -> None:
     note = turn_failure_note("why", [])
 

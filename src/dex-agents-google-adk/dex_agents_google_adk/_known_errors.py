@@ -13,7 +13,7 @@ from google.adk.agents.invocation_context import LlmCallsLimitExceededError
 
 from dex_agents._errors import AgentError, AgentTurnError
 from dex_agents_google_adk._attempt import Attempt, current_attempt
-from dex_agents_google_adk._model_errors import classify
+from dex_agents_google_adk._model_errors import classify, is_unreachable
 
 _ADK_LOGGERS = ("google_adk.google.adk.runners", "google_adk.google.adk.workflow._node_runner")
 
@@ -29,6 +29,15 @@ def known_error(attempt: Attempt, error: BaseException) -> BaseException | None:
         if _holds(attempt.model_errors, cause):
             return classify(cause)
     return None
+
+
+def may_pass(attempt: Attempt, error: BaseException) -> bool:
+    """Whether an exception came from a model, or from what could not be reached: another attempt may
+    not meet it.
+    """
+    return any(
+        _holds(attempt.model_errors, cause) or is_unreachable(cause) for cause in _causes(error)
+    )
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

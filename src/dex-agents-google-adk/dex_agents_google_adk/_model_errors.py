@@ -62,6 +62,11 @@ def classify(error: BaseException) -> AgentTurnError | ModelCallError | None:
     return None
 
 
+def is_unreachable(error: BaseException) -> bool:
+    """Whether it is one of a network, a file or another service."""
+    return isinstance(error, (OSError, asyncio.TimeoutError)) or _is_transport(error)
+
+
 def classify_answer(code: str, message: str | None) -> AgentTurnError | ModelCallError:
     """The error to raise for an answer that holds an error code instead of content."""
     code = str(getattr(code, "value", code))  # ADK puts the client library's enums here, too

@@ -50,7 +50,7 @@ from dex_agents_google_adk._ids import AttemptIds, run_isolated
 from dex_agents_google_adk._images import images_of_event, uris_of_item
 from dex_agents_google_adk._json import copy_json, to_json
 from dex_agents_google_adk._kept_answers import KeptAnswers
-from dex_agents_google_adk._known_errors import known_error
+from dex_agents_google_adk._known_errors import known_error, may_pass
 from dex_agents_google_adk._last_plugin import LastPlugin
 from dex_agents_google_adk._live import LiveText
 from dex_agents_google_adk._open_response import OpenResponse
@@ -201,7 +201,9 @@ class _TurnAttempt:
         then = self._state.tree_shape if self._state is not None else ""
         if then in ("", self._setup.tree.shape):
             return False
-        return isinstance(error, ReplayError) or known_error(self._attempt, error) is None
+        if isinstance(error, ReplayError):
+            return True
+        return known_error(self._attempt, error) is None and not may_pass(self._attempt, error)
 
     async def _run(self) -> RunModelOutcome:
         enter_attempt(self._attempt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ from dex_agents._session.results import encode_text
 
 _TEXT_BYTES = 300
 _NAME_BYTES = 100
+_ALL_CALLS_BYTES = 64 * 1024
+_COUNTS_BYTES = 4 * 1024
 _BEGINNING = "[session note] The turn above "
 _UNANSWERED = "it waited for an answer, and nobody gave one before the turn was cancelled"
 _NOT_BEGUN = f"{TOOL_CALL_NOT_RUN_ERROR_PREFIX}: the turn was cancelled before it began"
@@ -73,9 +76,36 @@ def turn_failure_note(
             if is_cancelled
             else "These tool calls of it had already ended:"
         )
-        lines += [f"- {c.tool_name} ({c.call_id}): {c.status}: {c.text}" for c in calls]
+        lines += _lines(calls)
         lines.append("Do not repeat a call that succeeded or whose outcome is unknown.")
     return "\n".join(lines)
+
+
+def _lines(calls: Sequence[FinishedCall]) -> list[str]:
+    """A line for each call; of too many for the models that read it, the rest is counted."""
+    lines = [f"- {c.tool_name} ({c.call_id}): {c.status}: {c.text}" for c in calls]
+    left = _ALL_CALLS_BYTES
+    named = set()
+    # What somebody has to look after comes first, then what is newest.
+    for index in sorted(
+        range(len(calls)),
+        key=lambda i: (calls[i].status != ToolCallStatus.OUTCOME_UNKNOWN, -i),
+    ):
+        left -= len(lines[index].encode())
+        if left < 0:
+            break
+        named.add(index)
+    if len(named) == len(calls):
+        return lines
+    rest = Counter(
+        (call.tool_name, call.status) for index, call in enumerate(calls) if index not in named
+    )
+    counts = ", ".join(f"{tool}: {count} {status}" for (tool, status), count in rest.most_common())
+    before = (
+        f"{len(calls) - len(named)} of them are too many to be named: "
+        f"{clean_text(counts, _COUNTS_BYTES)}. The others:"
+    )
+    return [before, *(line for index, line in enumerate(lines) if index in named)]
 
 
 def mark_older_notes(messages: Sequence[AgentMessage]) -> list[AgentMessage]:

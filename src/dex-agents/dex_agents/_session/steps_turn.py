@@ -309,9 +309,10 @@ class RunModel(SessionStep):
         self, context: AsyncContext, before: Round, state: TurnState, outcome: ContinueTurn
     ) -> StepDecision:
         run_state = encoded("run_state", outcome.run_state)
-        check_size("the run state of this turn", (run_state,))
         state.open_calls = []
-        self._store(context, before, state, run_state)
+        stored = _paused_state(state)
+        check_size("the run state of this turn and what its calls did", (run_state, stored))
+        self._store(context, before, state, run_state, stored)
         after = replace(before, batch="", calls=0, has_context=False)
         return go_to_many(step_options.run_model(self._flow.options, after))
 
@@ -337,15 +338,16 @@ class RunModel(SessionStep):
             if task.call.is_ordered_write and task.index not in started
         }
         calls = [encoded(f"a call of {task.call.tool_name}", task.to_json()) for task in tasks]
-        check_size(
-            "the calls of this response and what they need",
-            (tool_context, run_state, *questions.values(), *calls),
-        )
         state.open_calls = [
             open_call(call.call_id, call.tool_name, call.effect) for call in outcome.calls
         ]
         state.has_context = has_context
-        self._store(context, before, state, run_state)
+        stored = _paused_state(state)
+        check_size(
+            "the calls of this response and what they need",
+            (tool_context, run_state, stored, *questions.values(), *calls),
+        )
+        self._store(context, before, state, run_state, stored)
         if has_context:
             resources.tool_contexts.set(context, batch, tool_context)
         for interrupt_id, question in questions.items():
@@ -389,12 +391,21 @@ class RunModel(SessionStep):
         return step_options.call_tool(self._flow.options, task)
 
     def _store(
-        self, context: AsyncContext, before: Round, state: TurnState, run_state: bytes
+        self,
+        context: AsyncContext,
+        before: Round,
+        state: TurnState,
+        run_state: bytes,
+        turn_state: bytes,
     ) -> None:
-        state.has_run_state = True
         resources.run_states.set(context, before.turn_id, run_state)
-        resources.turn_states.set(context, before.turn_id, encode(state.to_json()))
+        resources.turn_states.set(context, before.turn_id, turn_state)
         forget_round(context, before)
+
+
+def _paused_state(state: TurnState) -> bytes:
+    """A turn as it is stored together with its run state."""
+    return encode({**state.to_json(), "has_run_state": True})
 
 
 def _read_records(context: AsyncContext, before: Round) -> list[ToolCallRecord]:
