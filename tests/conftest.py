@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -24,6 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # process of the tests, some of which end theirs with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     prefork.install()
+    # The suite is ours, so the server that is named for everything is meant for it, too.
+    if address := os.environ.get("DEX_SERVER_ADDRESS"):
+        os.environ["DEX_TEST_SERVER_ADDRESS"] = address
     if (processes := config.getoption("--processes")) > 1:
         config.pluginmanager.register(ForkedSuite(processes, prefork.start_ahead))
     config.pluginmanager.register(ProofOfRequirements(REQUIREMENTS_FILE, other_rows))

@@ -11,10 +11,10 @@ import pytest
 from google.adk.agents.llm_agent import LlmAgent
 from google.adk.runners import InMemoryRunner
 
-from dex_agents import AgentSessionFlow, AgentSessionOptions
+from dex_agents import AgentSessionFlow, AgentSessionOptions, ToolEffect, ToolPolicy
 from dex_agents.testing import private_engine
 from dex_agents_google_adk import AdkAgentRunner
-from support.adk_oracle import ScriptedLlm, World
+from support.adk_oracle import ScriptedLlm, World, call, text
 from support.serving import serve
 
 TURN_S = 60.0
@@ -81,6 +81,30 @@ async def test_a_bug_in_a_callback_leaves_one_trace(
     ours = [record.getMessage() for record in caplog.records if record.name == "dex_agents"]
     assert ours == lines_of("ValueError: a bug")
     assert [record for record in caplog.records if record.name != "dex_agents"] == [traced]
+
+
+async def test_a_tool_with_a_bug_is_a_line_an_attempt_and_one_trace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World([call("broken"), text("done")])
+    agent = LlmAgent(name="root", model=ScriptedLlm(world=world), tools=[broken])
+    flow = AgentSessionFlow(
+        AdkAgentRunner(agent, tool_policies={"broken": ToolPolicy(ToolEffect.READ)}),
+        flow_type="F",
+        options=AgentSessionOptions(tool_retry_interval=timedelta(seconds=1)),
+    )
+    async with (
+        private_engine(tmp_path / "engine.db") as engine,
+        serve(engine.address, flow, tmp_path) as sessions,
+    ):
+        await sessions.start_session("s", "hello")
+        snapshot = await sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        assert snapshot.last_turn is not None and snapshot.last_turn.final_text == "done"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"attempt {n} of 3 of tool broken of turn t1 of session s failed: ValueError: a bug"
+        for n in (1, 2, 3)
+    ]
+    assert caplog.text.count("raise ValueError") == 1
 
 
 async def test_plain_adk_logs_both_of_its_traces(caplog: pytest.LogCaptureFixture) -> None:

@@ -63,6 +63,31 @@ async def test_a_stopped_session_can_be_read_and_takes_nothing(stages: Stages) -
                 await call
 
 
+async def test_a_client_made_without_the_flow_says_how_to_make_it(stages: Stages) -> None:
+    async with stages.play(["done"], flow_type="Known") as stage:
+        await stage.sessions.start_session("s", "hi")
+        same, other = (
+            AgentSessionClient(stage.client, AgentSessionFlow(ScriptedRunner([]), flow_type=name))
+            for name in ("Known", "Other")
+        )
+        for name, call in (
+            ("Known", same.start_session("new", "hi")),
+            ("Known", same.send_user_message("s", "hi")),
+            ("Known", same.get_agent_snapshot("s")),
+            ("Known", same.wait_for_turn("s", 1, timeout_s=TURN_S)),
+            ("Known", anext(same.read_events("s"))),
+            ("Other", other.start_session("new", "hi")),
+        ):
+            with pytest.raises(InvalidInputError) as raised:
+                await call
+            assert str(raised.value) == (
+                f"the AsyncClient does not know this Flow of type {name!r}; make it with "
+                "Registry([flow], allow_async_handlers=True) of the same flow object"
+            )
+        with pytest.raises(SessionNotFoundError):
+            await stage.sessions.get_agent_snapshot("new")
+
+
 async def test_a_wait_ends_in_time_and_says_so(stages: Stages) -> None:
     async with stages.play(["done"]) as stage:
         await stage.sessions.start_session("s", "hi")
@@ -72,7 +97,8 @@ async def test_a_wait_ends_in_time_and_says_so(stages: Stages) -> None:
             await stage.sessions.wait_for_turn("s", 3, timeout_s=0.2)
         assert str(raised.value) == (
             "session 's' did not end turn 3 in time: it is idle, 1 turns are done and no message "
-            "waits, so nothing opens turn 2; send one with send_user_message; it goes on, wait again"
+            "waits, so nothing opens turn 2; send one with send_user_message; the session "
+            "goes on, so wait again"
         )
         with pytest.raises(
             TurnWaitTimeoutError,

@@ -112,7 +112,7 @@ async def test_waits_end_in_time_and_say_that_nobody_serves_the_session(tmp_path
             assert time.monotonic() - started < 8, name
             assert str(error).endswith(
                 "in time: no Worker answers; check that a Worker serves Flow type 'Alone', whose task "
-                "queue its work waits in, at the same engine; it goes on, wait again"
+                "queue its work waits in, at the same engine; the session goes on, so wait again"
             ), name
         # What needs no Worker goes on.
         await client.start_session("other", "hi")

@@ -179,16 +179,16 @@ async def test_silent_child_is_ended(tmp_path: Path) -> None:
 
 
 async def test_named_server_is_used_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DEX_SERVER_ADDRESS", "somewhere:1")
+    monkeypatch.setenv("DEX_TEST_SERVER_ADDRESS", "somewhere:1")
     async with private_engine() as engine:
         assert (engine.address, engine.data_file, engine.can_be_killed) == (
             "somewhere:1",
             None,
             False,
         )
-        with pytest.raises(RuntimeError, match="DEX_SERVER_ADDRESS"):
+        with pytest.raises(RuntimeError, match="DEX_TEST_SERVER_ADDRESS"):
             await engine.kill()
-        with pytest.raises(RuntimeError, match="DEX_SERVER_ADDRESS"):
+        with pytest.raises(RuntimeError, match="DEX_TEST_SERVER_ADDRESS"):
             await engine.restart()
 
 

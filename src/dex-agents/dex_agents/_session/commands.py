@@ -72,7 +72,7 @@ def repeated_with(name: str, value: str) -> Iterator[None]:
     except SessionUnavailableError as error:
         raise SessionUnavailableError(
             f"{error}; with {name}={value!r} the same call again acts once", command_id=value
-        ) from error
+        ) from None
 
 
 async def start(

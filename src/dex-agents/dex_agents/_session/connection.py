@@ -13,6 +13,7 @@ import grpc
 from dex import (
     AsyncClient,
     DexServiceError,
+    FlowDefinitionError,
     FlowNotActiveOrNotFoundError,
     FlowNotFoundError,
     FlowStatus,
@@ -159,7 +160,7 @@ class SessionConnection:
             raise SessionUnavailableError(
                 f"no Worker answered for session {session_id!r}: {error.detail}; "
                 f"{self.missing_worker}, then call again"
-            ) from error
+            ) from None
         except DexServiceError as error:
             if error.code not in _ENGINE_AWAY:
                 raise
@@ -167,7 +168,17 @@ class SessionConnection:
                 f"the engine at {self.client.options.server_address} (the client's server_address: "
                 f"host:port, no scheme) could not be reached for session {session_id!r}: "
                 f"{error.detail}; start one, for example with dex-lite dev, or call again"
-            ) from error
+            ) from None
+        except FlowDefinitionError:
+            raise unregistered(self.flow) from None
+
+
+def unregistered(flow: AgentSessionFlow) -> InvalidInputError:
+    """The error of a client that was made without the Flow, or with another one of its type."""
+    return InvalidInputError(
+        f"the AsyncClient does not know this Flow of type {flow.get_flow_type()!r}; make it with "
+        "Registry([flow], allow_async_handlers=True) of the same flow object"
+    )
 
 
 def closed(session_id: str) -> SessionClosedError:

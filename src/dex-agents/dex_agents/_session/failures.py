@@ -36,18 +36,22 @@ the process. A cancellation is not: it belongs to the Step.
 """
 
 
-class ToolStepError(Exception):
-    """An attempt of a tool failed; the text is the tool's."""
-
-
-class ModelStepError(Exception):
-    """An attempt of ``RunModel`` failed; the text is the runner's.
+class AttemptError(Exception):
+    """An attempt of a Step failed; the text is of who failed.
 
     Attributes:
         is_told: Whether the log has a line of it.
     """
 
     is_told = False
+
+
+class ToolStepError(AttemptError):
+    """An attempt of a tool failed; the text is the tool's."""
+
+
+class ModelStepError(AttemptError):
+    """An attempt of ``RunModel`` failed; the text is the runner's."""
 
 
 def clean_text(text: str, limit: int = MAX_DETAIL_BYTES) -> str:
@@ -95,9 +99,15 @@ def retry_delay_s(error: BaseException) -> int | None:
     return min(math.ceil(asked), _LONGEST_RETRY_AFTER_S)
 
 
-def tool_failure(error: BaseException) -> Exception:
-    """What a tool Step raises for a tool's exception."""
-    return _carried(ToolStepError(describe(error)), error)
+def tool_failure(error: BaseException, *, is_told: bool = False) -> Exception:
+    """What a tool Step raises for a tool's exception.
+
+    Args:
+        is_told: Whether the log has a line of it.
+    """
+    own = ToolStepError(describe(error))
+    own.is_told = is_told
+    return _carried(own, error)
 
 
 def model_failure(error: BaseException, *, is_told: bool = False) -> Exception:

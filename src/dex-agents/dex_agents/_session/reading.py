@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 from dex import (
     DexServiceError,
+    FlowDefinitionError,
     FlowStatus,
     LongPollTimeoutError,
     StreamMessage,
@@ -20,7 +21,7 @@ from dex import (
 
 from dex_agents._errors import InvalidInputError, SessionUnavailableError
 from dex_agents._session.branch import messages_of, read_branch, read_pages
-from dex_agents._session.connection import ANSWER_S, SessionConnection, not_found
+from dex_agents._session.connection import ANSWER_S, SessionConnection, not_found, unregistered
 from dex_agents._session.notes import mark_older_notes
 from dex_agents._session.records import message_digest
 from dex_agents._session.views import (
@@ -193,13 +194,15 @@ async def _read(
             )
     except TimeoutError:
         raise _broken_off(session_id, "the engine does not answer") from None
+    except FlowDefinitionError:
+        raise unregistered(connection.flow) from None
     except LongPollTimeoutError:
         raise
     except DexServiceError as error:
         if error.code is grpc.StatusCode.NOT_FOUND:
             raise not_found(session_id) from None
         if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
-            raise _broken_off(session_id, error.detail) from error
+            raise _broken_off(session_id, error.detail) from None
         raise InvalidInputError(
             f"resume_token {token!r} belongs to no events of session {session_id!r}; "
             'use "" for all that are kept'

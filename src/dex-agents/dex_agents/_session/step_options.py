@@ -213,6 +213,11 @@ def _wait_options(interrupt_id: str) -> StepOptions:
     )
 
 
+def tool_attempts(task: CallTask) -> int:
+    """How many attempts a call has."""
+    return task.call.maximum_attempts or task.call.effect.maximum_attempts
+
+
 def call_tool(options: AgentSessionOptions, task: CallTask) -> StepMovement[bytes]:
     """To the tool's own Step, by its effect."""
     from dex_agents._session.steps_tools import (
@@ -233,7 +238,7 @@ def call_tool(options: AgentSessionOptions, task: CallTask) -> StepMovement[byte
             else options.tool_retry_interval
         ),
         backoff_coefficient=2.0,
-        maximum_attempts=task.call.maximum_attempts or effect.maximum_attempts,
+        maximum_attempts=tool_attempts(task),
         total_duration=timedelta(days=365),
     )
     if longest := task.call.maximum_retry_interval_s:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -40,6 +39,7 @@ from dex_agents._errors import (
 from dex_agents._session import interrupts, resources, step_options
 from dex_agents._session.encoding import decode, encode
 from dex_agents._session.events import StepEvents
+from dex_agents._session.failure_log import tell_failed_attempt
 from dex_agents._session.failures import (
     MAX_MODEL_TEXT_BYTES,
     RUNNER_FAILURES,
@@ -66,7 +66,6 @@ from dex_agents._stored_record import record_to_json
 if TYPE_CHECKING:
     from dex_agents._session.flow import AgentSessionFlow
 
-_LOGGER = logging.getLogger("dex_agents")
 EXPIRED_TEXT = "Nobody approved this tool call before its deadline, so it was not run."
 AFTER_THE_WAIT = 1  # WaitFor and Execute of one Step execution share their events' numbers
 REJECTED_TEXT = "The user rejected this tool call, so it was not run."
@@ -305,9 +304,17 @@ class _ToolStep(SessionStep):
                 task, message_of(error, min(MAX_MODEL_TEXT_BYTES, limit // 2)), context.attempt
             )
         except RUNNER_FAILURES as error:
-            # What leaves the Step has no traceback of the tool any more.
-            _LOGGER.warning("tool %s failed", call.tool_name, exc_info=error)
-            failure = tool_failure(error)
+            failure = tool_failure(error, is_told=True)
+            # What leaves the Step has no traceback of the tool any more; one is enough.
+            tell_failed_attempt(
+                context,
+                task.turn_id,
+                f"tool {call.tool_name}",
+                step_options.tool_attempts(task),
+                failure,
+                error,
+                is_traced=context.attempt == 1,
+            )
             span.end(type(error).__name__, str(failure))
             raise failure from None
         finally:

@@ -256,7 +256,7 @@ class RunModel(SessionStep):
             failure = model_failure(error, is_told=True)
             events.emit("model_call_failed", error=str(failure))
             attempts = self._flow.options.model_attempts
-            tell_failed_attempt(context, before.turn_id, attempts, failure, error)
+            tell_failed_attempt(context, before.turn_id, "a model call", attempts, failure, error)
             end_without_answer(span, type(error).__name__, str(failure))
             raise failure from None
         finally:

@@ -146,7 +146,7 @@ async def _why_not(connection: SessionConnection, session_id: str, turns_done: i
 
 def _timeout(session_id: str, what: str, why: str) -> TurnWaitTimeoutError:
     return TurnWaitTimeoutError(
-        f"session {session_id!r} {what} in time: {why}; it goes on, wait again"
+        f"session {session_id!r} {what} in time: {why}; the session goes on, so wait again"
     )
 
 

@@ -82,7 +82,7 @@ class PrivateEngine:
     def _own(self) -> tuple[ChildProcess, Path]:
         if self._process is None or self.data_file is None:
             raise RuntimeError(
-                f"the engine at {self.address} is the one that DEX_SERVER_ADDRESS names: "
+                f"the engine at {self.address} is the one that DEX_TEST_SERVER_ADDRESS names: "
                 "a test can neither kill nor restart it"
             )
         return self._process, self.data_file
@@ -94,15 +94,16 @@ async def private_engine(
 ) -> AsyncIterator[PrivateEngine]:
     """An engine for the block.
 
-    ``DEX_SERVER_ADDRESS`` names a running server to use instead. ``DEXCLI`` names a command that
-    is started as ``dev --engine zd --port N``. Otherwise it is dex-lite on ``data_file``, or on a
-    file that lives as long as the block. The log lies next to the data file.
+    ``DEX_TEST_SERVER_ADDRESS`` names a running server to use instead; ``DEX_SERVER_ADDRESS``, where
+    commands find the server that one works with, does not count here. ``DEXCLI`` names a command
+    that is started as ``dev --engine zd --port N``. Otherwise it is dex-lite on ``data_file``, or on
+    a file that lives as long as the block. The log lies next to the data file.
 
     Raises:
         RuntimeError: The engine does not start; the text has the end of its log.
     """
     chosen = None if data_file is None else path_of("data_file", data_file)
-    named = os.environ.get("DEX_SERVER_ADDRESS")
+    named = os.environ.get("DEX_TEST_SERVER_ADDRESS")
     if named:
         yield PrivateEngine(named, None, None)
         return
