@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.llm_agent import LlmAgent
 from google.adk.events.event import Event
 from google.adk.workflow import BaseNode, JoinNode, RetryConfig, Workflow, node
 
@@ -22,7 +23,7 @@ _KINDS = ("agent", "tried", "rounds", "routes", "fan", "workers", "dynamic", "be
 _ATTEMPTS = RetryConfig(max_attempts=4, initial_delay=0.001, max_delay=0.001, jitter=0)
 
 
-class _Graphs(Maker):
+class Graphs(Maker):
     def parts(self, depth: int) -> list[Any]:
         return [self.part(depth) for _ in range(self.rng.randint(1, 3))]
 
@@ -55,7 +56,7 @@ class _Graphs(Maker):
 
 def random_graph(seed: int) -> Plan:
     """A Workflow root."""
-    maker = _Graphs(seed, ("t",))
+    maker = Graphs(seed, ("t",))
     parts = maker.parts(maker.rng.randint(0, 2))
     limit = maker.rng.choice((None, None, 1, 2))
     plan = Plan(
@@ -68,13 +69,13 @@ def random_graph(seed: int) -> Plan:
 
     def build(world: TreeWorld) -> BaseNode:
         plan.dynamic.clear()
-        return _Building(world, plan.dynamic).graph("w", parts, limit)
+        return Building(world, plan.dynamic).graph("w", parts, limit)
 
     plan.build = build
     return plan
 
 
-class _Building:
+class Building:
     def __init__(self, world: TreeWorld, dynamic: list[BaseAgent]) -> None:
         self._world = world
         self._dynamic = dynamic
@@ -87,20 +88,24 @@ class _Building:
             edges += more
         return Workflow(name=name, edges=edges, max_concurrency=limit)
 
+    def llm(self, name: str) -> LlmAgent:
+        """An agent of the graph."""
+        return make_llm(self._world, name)
+
     def _part(self, before: Any, kind: str, name: str, inside: list[Any]) -> tuple[list[Any], Any]:
         """The edges of a part, and the node behind which the next one stands."""
         if kind == "nested":
             made: Any = self.graph(name, inside)
             return [(before, made)], made
-        agents = [make_llm(self._world, agent) for agent in inside]
+        agents = [self.llm(agent) for agent in inside]
         if kind == "tried":
             made = node(agents[0], retry_config=_ATTEMPTS)
             return [(before, made)], made
         if kind == "rounds":
-            judge, end = _judge(name), _named(f"{name}_end", lambda node_input: node_input)
+            judge, end = _judge(name), named(f"{name}_end", lambda node_input: node_input)
             return [(before, agents[0], judge), (judge, {"more": agents[0], "end": end})], end
         if kind == "routes":
-            both = _named(f"{name}_both", lambda node_input: Event(output="both", route=["a", "b"]))  # type: ignore[call-arg]
+            both = named(f"{name}_both", lambda node_input: Event(output="both", route=["a", "b"]))  # type: ignore[call-arg]
             join = JoinNode(name=name)
             edges = [(before, both), (both, {"a": agents[0], "b": agents[1]})]
             return [*edges, *((agent, join) for agent in agents)], join
@@ -108,7 +113,7 @@ class _Building:
             join = JoinNode(name=name)
             return [(before, tuple(agents), join)], join
         if kind == "workers":
-            items = _named(f"{name}_items", lambda node_input: ["x", "y", "z"])
+            items = named(f"{name}_items", lambda node_input: ["x", "y", "z"])
             made = node(agents[0], parallel_worker=True)
             return [(before, items, made)], made
         if kind in ("dynamic", "beside"):
@@ -118,7 +123,7 @@ class _Building:
         return [(before, agents[0])], agents[0]
 
 
-def _named(name: str, decide: Callable[[Any], Any]) -> Any:
+def named(name: str, decide: Callable[[Any], Any]) -> Any:
     def function(node_input: Any) -> Any:
         return decide(node_input)
 

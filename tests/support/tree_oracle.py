@@ -170,12 +170,14 @@ async def compare_tree(
     plain_world: TreeWorld | None = None,
     world: TreeWorld | None = None,
     compare_callbacks: bool = True,
+    leave_out: Callable[[Json], bool] = lambda _: False,
     **runner_arguments: Any,
 ) -> Driver:
     """Run both and assert that they agree; returns the driver for further checks.
 
     Args:
         any_order: Whether an agent may see what parallel branches said in another order.
+        leave_out: Decides on stored events that count on neither side.
     """
     if plain is None:
         plain_world = TreeWorld(scripts, cyclic=cyclic)
@@ -192,14 +194,14 @@ async def compare_tree(
         await driver.turn(message)
     ours = Seen(
         world.asked,
-        [message.framework_item for message in driver.history],
+        [m.framework_item for m in driver.history if not leave_out(m.framework_item)],
         driver.state,
         world.executed,
         world.callbacks if compare_callbacks else [],
     )
     theirs = Seen(
         plain_world.asked,
-        plain.events,
+        [event for event in plain.events if not leave_out(event)],
         plain.state,
         plain_world.executed,
         plain_world.callbacks if compare_callbacks else [],

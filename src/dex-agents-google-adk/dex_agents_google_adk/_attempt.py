@@ -15,6 +15,7 @@ from pydantic import PrivateAttr
 
 from dex_agents._contract import Json, ToolCallRecord
 from dex_agents._errors import AgentTurnError
+from dex_agents_google_adk._begun_nodes import BegunNodes
 from dex_agents_google_adk._branches import branch_below, is_within
 from dex_agents_google_adk._faults import Faults
 from dex_agents_google_adk._held_answers import HeldAnswers
@@ -64,6 +65,7 @@ class Attempt:
         faults: Useless answers that are asked for again.
         node_retries: Nodes that are being tried again, by path.
         handed_on: What finished nodes that claimed the output of a child handed on, by path.
+        begun: Nodes that paused in the middle of their run.
         model_calls_so_far: Model calls of the turn before this attempt.
         maximum_model_calls: ``RunConfig.max_llm_calls``; 0 or less means no limit.
         answers: What models have answered, here and in attempts that died.
@@ -88,6 +90,7 @@ class Attempt:
         faults: Sequence[Fault] = (),
         node_retries: Mapping[str, NodeRetry] | None = None,
         handed_on: Mapping[str, Json] | None = None,
+        begun: BegunNodes | None = None,
         model_calls_so_far: int = 0,
         maximum_model_calls: int = 0,
         answers: KeptAnswers | None = None,
@@ -109,6 +112,7 @@ class Attempt:
         self.faults = Faults(faults)
         self.node_retries = dict(node_retries or {})
         self.handed_on = dict(handed_on or {})
+        self.begun = begun or BegunNodes()
         self.claiming_nodes: Collection[str] = ()  # of the turn before this attempt, by path
         self.model_calls = ModelCalls(so_far=model_calls_so_far, maximum=maximum_model_calls)
         self.tool_events = tool_events or ToolEvents()

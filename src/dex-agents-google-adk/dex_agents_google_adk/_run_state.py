@@ -284,6 +284,8 @@ class RunState:
         faults: Useless answers that are asked for again.
         node_retries: Nodes that are being tried again, by path.
         handed_on: What finished nodes that claimed the output of a child handed on, by path.
+        begun: Nodes in the middle of their run, as :class:`BegunNodes` has them.
+        begun_agents: The agents among them.
         tree_shape: :attr:`AgentTree.shape` when the turn began; empty if an older release did it.
     """
 
@@ -302,6 +304,8 @@ class RunState:
     faults: tuple[Fault, ...] = ()
     node_retries: dict[str, NodeRetry] = field(default_factory=dict)
     handed_on: dict[str, Json] = field(default_factory=dict)
+    begun: dict[str, int] = field(default_factory=dict)
+    begun_agents: tuple[str, ...] = ()
     tree_shape: str = ""
 
     def to_json(self) -> Json:
@@ -323,6 +327,8 @@ class RunState:
             "faults": [fault.to_json() for fault in self.faults],
             "node_retries": {path: item.to_json() for path, item in self.node_retries.items()},
             "handed_on": self.handed_on,
+            "begun": self.begun,
+            "begun_agents": list(self.begun_agents),
             "tree_shape": self.tree_shape,
         }
 
@@ -358,6 +364,8 @@ class RunState:
                     for path, retry in (item.get("node_retries") or {}).items()
                 },
                 handed_on=item.get("handed_on") or {},
+                begun=item.get("begun") or {},
+                begun_agents=tuple(item.get("begun_agents") or ()),
                 tree_shape=item.get("tree_shape") or "",
             )
         except (KeyError, TypeError, ValueError) as error:

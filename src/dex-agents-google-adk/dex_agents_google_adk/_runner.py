@@ -36,8 +36,8 @@ from dex_agents_google_adk import _tool_step, _turn, _validation
 from dex_agents_google_adk._adk_version import warn_if_untested
 from dex_agents_google_adk._adk_workarounds import (
     agent_callbacks,
+    begun_nodes,
     call_ids_of_session,
-    claimed_outputs,
     contents_in_one_pass,
     contents_on_replay,
     deferred_questions,
@@ -55,6 +55,7 @@ from dex_agents_google_adk._adk_workarounds import (
     replayed_calls,
     replayed_nodes,
     task_delegations,
+    unfinished_nodes,
     unheard_telemetry,
     waiting_lanes,
 )
@@ -173,8 +174,9 @@ class AdkAgentRunner:
         make_resumable(tree)
         warn_if_untested()
         remote_a2a_import.apply()
+        begun_nodes.apply()
         call_ids_of_session.apply()
-        claimed_outputs.apply()
+        unfinished_nodes.apply()
         contents_on_replay.apply()
         contents_in_one_pass.apply()
         deferred_questions.apply()

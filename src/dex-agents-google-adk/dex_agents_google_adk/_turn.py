@@ -25,11 +25,12 @@ from dex_agents._contract import (
     TurnCompleted,
 )
 from dex_agents._errors import AgentTurnError
-from dex_agents_google_adk._adk_workarounds import claimed_outputs, nested_node_paths
+from dex_agents_google_adk._adk_workarounds import nested_node_paths, unfinished_nodes
 from dex_agents_google_adk._answer import final_text, root_output
 from dex_agents_google_adk._artifacts import SessionArtifacts, session_artifacts
 from dex_agents_google_adk._attempt import Attempt, ReplayError, enter_attempt
 from dex_agents_google_adk._attempt_runner import RESUMABLE, AttemptRunner
+from dex_agents_google_adk._begun_nodes import BegunNodes
 from dex_agents_google_adk._branches import branch_below
 from dex_agents_google_adk._compaction import restore
 from dex_agents_google_adk._events import (
@@ -122,6 +123,7 @@ class _TurnAttempt:
             faults=state.faults if state else (),
             node_retries=state.node_retries if state else {},
             handed_on=state.handed_on if state else {},
+            begun=BegunNodes(state.begun, state.begun_agents) if state else None,
             started=state.started if state else (),
             node_inputs=state.node_inputs if state else {},
             descendants=self._setup.tree.descendants,
@@ -160,18 +162,19 @@ class _TurnAttempt:
         ]
         self._attempt.turn_starts_at = len(events)
         items = [message.framework_item for message in request.history]
-        items += self._earlier_items
         temp_state = self._state.temp_state if self._state is not None else {}
         turn = [load_event(copy_json(item)) for item in self._earlier_items]
         self._attempt.misleading_events = nested_node_paths.misleading_events(
             turn, self._setup.tree.agent_names
         )
-        self._attempt.claiming_nodes = claimed_outputs.claiming_nodes(turn)
+        self._attempt.claiming_nodes = unfinished_nodes.claiming_nodes(turn)
         for event, item in zip(turn, self._earlier_items, strict=True):
             self._items[event.id] = item
             events.append(event)
         state = copy_json(restored.state)
         state.update(replay_state(items))
+        self._attempt.begun.read(state, turn)
+        state.update(replay_state(self._earlier_items))
         state.update(copy_json(temp_state))
         return make_session(
             session_id=request.session_id,
@@ -405,6 +408,8 @@ class _TurnAttempt:
             faults=self._attempt.faults.rest,
             node_retries=self._attempt.node_retries,
             handed_on=self._attempt.handed_on,
+            begun=self._attempt.begun.paths,
+            begun_agents=tuple(self._attempt.begun.agents),
             tree_shape=self._state.tree_shape if self._state else self._setup.tree.shape,
         )
 

@@ -3,12 +3,14 @@
 When an invocation goes on, ADK takes finished nodes in the order in which they ended. Among them it
 counts nodes that have only asked a question, and nested Workflows with an output that are not at their
 end: these are at work again, and after fifteen seconds the node that waits behind them fails the turn.
-A question is no end, so it has no place in the order. And who waits for a node at work goes on waiting.
+A question is no end, so it has no place in the order, nor have children of an attempt of their node
+that failed: they do not run again. And who waits for a node at work goes on waiting.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from google.adk.events._interrupts import is_interrupt_event
@@ -28,11 +30,22 @@ def _scanning(scan: Any) -> Any:
     def scanning(
         self: Any, events: Any, ctx: Any, base_path: str, strict_direct_child: bool = False
     ) -> Any:
-        if current_attempt() is not None:
-            events = [e for e in events if _event_has_result(e) or not is_interrupt_event(e)]
-        return scan(self, events, ctx, base_path, strict_direct_child)
+        attempt = current_attempt()
+        if attempt is None:
+            return scan(self, events, ctx, base_path, strict_direct_child)
+        events = [e for e in events if _event_has_result(e) or not is_interrupt_event(e)]
+        sequence = scan(self, events, ctx, base_path, strict_direct_child)
+        retry = attempt.node_retries.get(base_path)
+        failed = retry.children.get(base_path, {}) if retry is not None else {}
+        return [key for key in sequence if not _is_of_failed_run(key, failed)]
 
     return scanning
+
+
+def _is_of_failed_run(key: str, failed: Mapping[str, int]) -> bool:
+    """Whether a child, such as ``child@2``, ran in an attempt of its node that failed."""
+    name, _, run_id = key.rpartition("@")
+    return run_id.isdigit() and int(run_id) <= failed.get(name, 0)
 
 
 def _running(run: Any) -> Any:

@@ -1,8 +1,10 @@
-"""Let a node that claimed a child's output (``use_as_output``) hand on what it handed on before a pause.
+"""Let a node that runs others hand on what it returned, and not before it has come to its end.
 
-ADK stores the child's output as that of the node, and nothing of what the node itself returned. What
-stands behind the node gets the one before a pause and the other behind it. And a node that has claimed
-an output counts as finished behind a pause, also while it waits for another child.
+Of a child's output that the node claimed (``use_as_output``) ADK stores that it is the node's, and
+nothing of what the node itself returned. What stands behind the node gets the one before a pause and
+the other behind it. And a node that has claimed an output, said something or changed the state counts
+as finished behind a pause: an agent whose callback has written state is never asked, and a node that
+waits for a child goes on without it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import inspect
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from google.adk.agents.base_agent import BaseAgent
 from google.adk.events.event import Event
 from google.adk.workflow import Workflow
 from google.adk.workflow._dynamic_node_scheduler import DynamicNodeScheduler
@@ -30,26 +33,35 @@ def claiming_nodes(turn: Sequence[Event]) -> Collection[str]:
 
 def _flushing(flush: Any) -> Any:
     async def flushing(self: Any, ctx: Any) -> None:
-        attempt = current_attempt()
-        if attempt is not None and ctx._output_delegated and not isinstance(self._node, Workflow):
+        attempt, path = current_attempt(), ctx.node_path
+        if attempt is None or not self._node.rerun_on_resume or isinstance(self._node, Workflow):
+            await flush(self, ctx)
+            return
+        is_agent = isinstance(self._node, BaseAgent)
+        if not ctx.interrupt_ids:
+            attempt.begun.ends(path)
             turn = ctx.session.events[attempt.turn_starts_at :]
-            if ctx.interrupt_ids:
-                attempt.handed_on.pop(ctx.node_path, None)
-            elif ctx.node_path in claiming_nodes(turn):
+            if ctx._output_delegated and path in claiming_nodes(turn):
                 item = dump_event(Event(output=ctx.output))
-                attempt.handed_on[ctx.node_path] = item.get("output")
-        await flush(self, ctx)
+                attempt.handed_on[path] = item.get("output")
+            await flush(self, ctx)
+            return
+        attempt.handed_on.pop(path, None)
+        attempt.begun.pauses(path, is_agent=is_agent)
+        if is_agent:  # others change again what they have changed and not said
+            await flush(self, ctx)
 
     return flushing
 
 
 def _correct(attempt: Attempt, path: str, state: Any) -> None:
-    """Give a node's state, as ADK reads it from the events, the node's own output."""
-    if path not in attempt.claiming_nodes:
-        return
-    is_finished = path in attempt.handed_on
-    state.output = copy_json(attempt.handed_on.get(path))
-    state.finished_after_resume = is_finished
+    """Give a node's state, as ADK reads it from the events, what the node itself handed on."""
+    if attempt.begun.was_begun(path):
+        state.output = state.route = None
+        state.finished_after_resume = False
+    elif path in attempt.claiming_nodes:
+        state.output = copy_json(attempt.handed_on.get(path))
+        state.finished_after_resume = path in attempt.handed_on
 
 
 def _scanning(scan: Any) -> Any:
