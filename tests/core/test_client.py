@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ from dex_agents import (
     AgentSessionOptions,
     DeferredToolExecution,
     InvalidInputError,
+    SessionAlreadyExistsError,
     SessionClosedError,
     SessionNotFoundError,
     SessionUnavailableError,
@@ -61,6 +63,43 @@ async def test_a_stopped_session_can_be_read_and_takes_nothing(stages: Stages) -
         ):
             with pytest.raises(SessionClosedError, match="closed"):
                 await call
+
+
+async def test_no_call_touches_a_session_of_another_flow_type(stages: Stages) -> None:
+    async with stages.play(["done"], flow_type="Mine") as mine:
+        await mine.sessions.start_session("s", "hi")
+        before = await mine.sessions.wait_for_turn("s", 1, timeout_s=TURN_S)
+        async with stages.play([], flow_type="Theirs") as theirs:
+            used = theirs.sessions
+            calls: dict[str, Awaitable[Any]] = {
+                "answer_question": used.answer_question("s", "t1.1.0", 1),
+                "cancel_turn": used.cancel_turn("s"),
+                "close_session": used.close_session("s"),
+                "fork_session": used.fork_session("s", "new"),
+                "get_agent_snapshot": used.get_agent_snapshot("s"),
+                "get_message_turn": used.get_message_turn("s", "m"),
+                "list_messages": used.list_messages("s"),
+                "provide_credential": used.provide_credential("s", "t1.1.0", "reference"),
+                "read_events": anext(used.read_events("s")),
+                "resolve_interrupt": used.resolve_interrupt("s", "t1.1.0", approved=True),
+                "rewind": used.rewind("s", "t1"),
+                "send_user_message": used.send_user_message("s", "hi"),
+                "steer_user_message": used.steer_user_message("s", "hi"),
+                "wait_for_turn": used.wait_for_turn("s", 1, timeout_s=TURN_S),
+                "wait_until_settled": used.wait_until_settled("s", turns_done=1, timeout_s=TURN_S),
+            }
+            for name, call in calls.items():
+                with pytest.raises(InvalidInputError) as raised:
+                    await call
+                assert str(raised.value) == (
+                    "session 's' is one of Flow type 'Mine', this client is for 'Theirs'; build the "
+                    "client with the session's Flow"
+                ), name
+            with pytest.raises(SessionAlreadyExistsError):
+                await used.start_session("s", "hi")
+        assert await mine.sessions.get_agent_snapshot("s") == before
+        tested = {*calls, "start_session", "put_image"}
+        assert tested >= {name for name in dir(AgentSessionClient) if not name.startswith("_")}
 
 
 async def test_a_client_made_without_the_flow_says_how_to_make_it(stages: Stages) -> None:

@@ -99,6 +99,7 @@ async def start(
     try:
         async with connection.errors(session_id):
             await connection.client.start_flow(connection.flow, session_id, encode(first), options)
+        connection.remember(session_id)  # what was started before by this request is of this type
     except FlowAlreadyStartedError:
         raise SessionAlreadyExistsError(
             f"session {session_id!r} was already started with another message or state; "

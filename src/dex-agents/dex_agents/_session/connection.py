@@ -44,14 +44,19 @@ _ENGINE_AWAY = (
     grpc.StatusCode.CANCELLED,
 )
 _NO_OPTIONS = RPCInvokeOptions()
+_SESSIONS_KNOWN = 10_000
 
 
 class SessionConnection:
-    """A client of the engine for the sessions of one Flow; it keeps nothing about them."""
+    """A client of the engine for the sessions of one Flow.
+
+    All that it keeps about them is which ids are known to be sessions of that Flow.
+    """
 
     def __init__(self, client: AsyncClient, flow: AgentSessionFlow) -> None:
         self.client = client
         self.flow = flow
+        self._known: set[str] = set()
 
     async def call(
         self,
@@ -68,6 +73,7 @@ class SessionConnection:
         # None of ours takes null; an RPC without input takes nothing else.
         sent = None if request is None else encode(request)
         async with self.errors(session_id):
+            await self.know(session_id)
             until = time.monotonic() + LOCK_WAIT_S
             while time.monotonic() < until:
                 try:
@@ -107,13 +113,34 @@ class SessionConnection:
             InvalidInputError: The id is one of another Flow type.
         """
         async with self.errors(session_id):
-            info = await self.client.describe_flow(session_id)
+            return await self._describe(session_id)
+
+    async def know(self, session_id: str) -> None:
+        """Refuse a session of another Flow type, whose commands would do to it what they say.
+
+        The engine is asked once for each session; an id names one for good.
+
+        Raises:
+            InvalidInputError: The id is one of another Flow type.
+        """
+        if session_id not in self._known:
+            await self._describe(session_id)
+
+    async def _describe(self, session_id: str) -> FlowStatus:
+        info = await self.client.describe_flow(session_id)
         if info.flow_type != self.flow.get_flow_type():
             raise InvalidInputError(
                 f"session {session_id!r} is one of Flow type {info.flow_type!r}, this client is "
                 f"for {self.flow.get_flow_type()!r}; build the client with the session's Flow"
             )
+        self.remember(session_id)
         return info.status
+
+    def remember(self, session_id: str) -> None:
+        """This is a session of the Flow."""
+        if len(self._known) >= _SESSIONS_KNOWN:
+            self._known.clear()
+        self._known.add(session_id)
 
     async def is_open(self, session_id: str) -> bool:
         """Whether the session has not ended."""

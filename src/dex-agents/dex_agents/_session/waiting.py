@@ -50,6 +50,7 @@ async def turns_end_within(
     try:
         async with asyncio.timeout(within_s):
             async with connection.errors(session_id, within_s):
+                await connection.know(session_id)
                 await connection.client.wait_for_attribute_match(
                     session_id, resources.turns_done, done, options
                 )
@@ -93,6 +94,7 @@ async def _wait(
         try:
             async with asyncio.timeout(left):
                 async with connection.errors(session_id, left):
+                    await connection.know(session_id)
                     await connection.client.wait_for_attribute_match(
                         session_id, attribute, match, options
                     )
