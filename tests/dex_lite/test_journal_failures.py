@@ -150,7 +150,13 @@ def remove_its_log(path: Path) -> None:
     path.with_name(path.name + "-wal").unlink()
 
 
-@pytest.mark.parametrize("change", [remove, put_a_copy_in_its_place, remove_its_log])
+def remove_its_lock(path: Path) -> None:
+    path.with_name(path.name + ".lock").unlink()
+
+
+@pytest.mark.parametrize(
+    "change", [remove, put_a_copy_in_its_place, remove_its_log, remove_its_lock]
+)
 async def test_nothing_is_acknowledged_into_a_file_without_a_name(
     tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
@@ -170,6 +176,26 @@ async def test_nothing_is_acknowledged_into_a_file_without_a_name(
     assert "was removed or replaced while the engine ran" in str(error)
     assert failures.released == []
     await journal.close()
+
+
+async def test_who_has_lost_the_lock_file_writes_nothing_more(tmp_path: Path) -> None:
+    """Another engine takes the file then, and what it has read must not change behind it."""
+    path = tmp_path / "a.db"
+    failures = Failures()
+    journal = open_journal(path, on_failed=failures)
+    kept = asyncio.get_running_loop().create_future()
+    journal.when_durable(journal.submit([PutRun(ROW)]), lambda: kept.set_result(None))
+    await kept
+    remove_its_lock(path)
+    second = open_journal(path)
+    journal.submit([AddFacts("r", 0, [b"lost"])])
+    async with asyncio.timeout(10):
+        await failures.happened
+    (error,) = failures.errors
+    assert "another one could serve the data file at the same time" in str(error)
+    assert await second.facts("r", 0, 10) == []
+    await journal.close()
+    await second.close()
 
 
 async def test_a_file_with_a_second_name_is_refused(tmp_path: Path) -> None:

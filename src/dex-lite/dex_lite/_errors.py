@@ -98,14 +98,22 @@ class DataFileWriteError(DexLiteError):
 
 
 class DataFileReplacedError(DataFileWriteError):
-    """The data file, or the log beside it, is not there any more or is another file."""
+    """The data file, its log or its lock file is not there any more or is another file."""
 
     def __init__(self, path: str, name: str) -> None:
+        if name.endswith(".lock"):
+            text = (
+                "another one could serve the data file at the same time from now on. Start the engine "
+                "again, and leave the lock file where it is."
+            )
+        else:
+            text = (
+                "nothing that it wrote from now on could be found again. If that was a backup which was "
+                "restored, start the engine again; else put back the file, or restore a backup."
+            )
         DexLiteError.__init__(
             self,
-            f"{name} was removed or replaced while the engine ran. The engine has stopped, as "
-            "nothing that it wrote from now on could be found again. If that was a backup which was "
-            "restored, start the engine again; else put back the file, or restore a backup.",
+            f"{name} was removed or replaced while the engine ran. The engine has stopped, as {text}",
         )
         self.path = path
         self.reason = f"{name} was removed or replaced"

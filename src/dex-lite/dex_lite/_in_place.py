@@ -1,7 +1,8 @@
-"""Whether the data file and its log are still the files that were opened.
+"""Whether the data file, its log and its lock file are still the files that were opened.
 
 SQLite goes on writing into files that were removed or replaced, such as by a backup that is restored
 while the engine runs. What is acknowledged then has no name any more, and ends with the process.
+Whoever finds no lock file makes a new one, and would serve the file beside the engine that has the old one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 
 from dex_lite._errors import DataFileLinkedError, DataFileReplacedError
+from dex_lite._lockfile import LOCK_SUFFIX
 
 
 class FilesInPlace:
@@ -20,7 +22,7 @@ class FilesInPlace:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        names = (path, path + "-wal")
+        names = (path, path + "-wal", path + LOCK_SUFFIX)
         self._files = {name: file for name in names if (file := _identity(name)) is not None}
 
     def check(self) -> None:

@@ -17,7 +17,7 @@ from contextlib import closing
 from typing import TypeVar
 
 from dex_lite import _journal_sql, _schema
-from dex_lite._errors import DataFileWriteError
+from dex_lite._errors import DataFileReplacedError, DataFileWriteError
 from dex_lite._in_place import FilesInPlace
 from dex_lite._journal_readers import Reader
 from dex_lite._lockfile import LockFile
@@ -252,8 +252,9 @@ class Journal:
                 continue
             try:
                 started = time.perf_counter()
+                self._files.check()  # nothing is written into a file that another engine may serve
                 unmerged += self._batches.commit(batch)
-                self._files.check()
+                self._files.check()  # nothing is acknowledged that cannot be found again
                 if self._on_commit is not None:
                     self._on_commit(time.perf_counter() - started, len(batch))
             except BaseException as error:
@@ -307,11 +308,12 @@ class Journal:
 
     def _finish(self) -> None:
         try:
-            if not self._is_failed:
-                _schema.mark_clean_stop(self._connection)
-                self._checkpoint("TRUNCATE")
-            self._connection.close()
-        except sqlite3.Error as error:
+            with closing(self._connection):
+                if not self._is_failed:
+                    self._files.check()
+                    _schema.mark_clean_stop(self._connection)
+                    self._checkpoint("TRUNCATE")
+        except (sqlite3.Error, DataFileReplacedError) as error:
             _LOGGER.warning("closing %s failed: %s", self.path, error)
 
     # Reading. What is read is durable: the second connection sees commits only.

@@ -16,6 +16,7 @@ import weakref
 
 from dex_lite._errors import DataFileInUseError, DataFolderError
 
+LOCK_SUFFIX = ".lock"
 _LIVE: weakref.WeakSet[LockFile] = weakref.WeakSet()
 
 
@@ -26,7 +27,7 @@ class LockFile:
     """
 
     def __init__(self, data_path: str, address: str = "") -> None:
-        self.path = data_path + ".lock"
+        self.path = data_path + LOCK_SUFFIX
         self._fd = -1
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
