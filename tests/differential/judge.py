@@ -16,6 +16,7 @@ from dex_agents_google_adk._adk_compat import INPUT_CALL
 from differential.plans import Plan, plan_of
 from differential.worlds import Observed, PlainWorld
 from support.adk_oracle import PlainResult, run_plain, state_of
+from support.random_sessions import QUESTION
 from support.tree_oracle import Seen, check_same
 from support.waiting_trees import QUESTION_NODE
 
@@ -88,7 +89,8 @@ async def judge(
 def _is_question(event: Json) -> bool:
     """Whether a node asks the user or is answered; plain ADK has a function with the answer there."""
     path = event.get("node_info", {}).get("path", "")
-    if path.rpartition("/")[2].partition("@")[0] == QUESTION_NODE and event["author"] != "user":
+    name = path.rpartition("/")[2].partition("@")[0]
+    if (name == QUESTION_NODE or name.startswith(QUESTION)) and event["author"] != "user":
         return True
     parts = (event.get("content") or {}).get("parts") or []
     return any(

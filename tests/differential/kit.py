@@ -43,7 +43,8 @@ Ran = Callable[..., int]
 def kinds_of(agent: str, scripts: Scripts) -> list[str]:
     """Kinds of tools that an agent's model calls."""
     steps = (step if isinstance(step, list) else [step] for step in scripts[agent])
-    names = {part.function_call.name for parts in steps for part in parts if part.function_call}
+    parts = [part for step in steps for part in step if not isinstance(part, Exception)]
+    names = {part.function_call.name for part in parts if part.function_call}
     return [kind for kind in KINDS if f"{kind}_{agent}" in names]
 
 

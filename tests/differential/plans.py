@@ -3,6 +3,7 @@
 | Id | Agent |
 | --- | --- |
 | ``tree-<seed>``, ``workflow-<seed>`` | random agents of ``support.random_trees`` with the tools of ``kit`` |
+| ``graph-<seed>``, ``session-<seed>`` | those of ``support.random_graphs`` and ``random_sessions``, the same |
 | ``script-<seed>`` | the agent of ``support.random_scripts`` with a random script |
 | ``case-<name>`` | a hand-written one of ``cases`` |
 | ``custom-<name>`` | one of ``support.custom_trees``, its name with hyphens |
@@ -28,6 +29,9 @@ from differential.cases import CASES
 from differential.worlds import SideWorld
 from support import custom_trees, random_scripts, waiting_trees
 from support.custom_trees import CustomTree
+from support.random_graphs import random_graph
+from support.random_sessions import HABITS, random_session
+from support.random_trees import Plan as RandomPlan
 from support.random_trees import leaks_branch, random_tree, random_workflow
 from support.tree_oracle import Scripts, TreeLlm
 
@@ -46,7 +50,7 @@ class Plan:
         has_ids: Whether calls have ids that plain ADK and session agree on.
         any_order: Whether branches run side by side somewhere.
         dynamic: Agents that only dynamic nodes know, filled by ``build``.
-    resumable: Agents with a run loop of their own that have to be named.
+        resumable: Agents with a run loop of their own that have to be named.
         depends_on_chance: Whether what plain ADK did, by its events, is another thing every time.
     """
 
@@ -77,9 +81,21 @@ def plan_of(session_id: str) -> Plan:
     return _script(int(name)) if kind == "script" else _tree(kind, int(name))
 
 
+def _random_session(seed: int, kinds: Sequence[str]) -> RandomPlan:
+    return random_session(seed, kinds, HABITS)
+
+
+_RANDOM: Mapping[str, Callable[[int, Sequence[str]], RandomPlan]] = {
+    "tree": random_tree,
+    "workflow": random_workflow,
+    "graph": random_graph,
+    "session": _random_session,
+}
+
+
 def _tree(kind: str, seed: int) -> Plan:
     """Every fifth seed has ADK's ids of calls, the others have the models' own."""
-    made = {"tree": random_tree, "workflow": random_workflow}[kind](seed, kit.KINDS)
+    made = _RANDOM[kind](seed, kit.KINDS)
     return Plan(
         build=made.build,
         scripts=made.scripts,

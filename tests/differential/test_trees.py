@@ -24,11 +24,20 @@ CUSTOM = [f"custom-{name.replace(' ', '-')}" for name in TREES]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+_KINDS = ("tree", "tree", "workflow", "tree", "graph", "session")
+
+
 def sessions(count: int, start: int = 0) -> Iterable[str]:
-    """Session ids, two trees to a Workflow; the environment may name others."""
+    """Session ids of every kind; the environment may name others."""
     return chosen() or [
-        f"{'workflow' if number % 3 == 2 else 'tree'}-{number}"
-        for number in range(start, start + count)
+        f"{_KINDS[number % len(_KINDS)]}-{number}" for number in range(start, start + count)
+    ]
+
+
+def graphs(start: int, count: int) -> Iterable[str]:
+    """Session ids of Workflows of everything, half of them with what waits and fails."""
+    return chosen() or [
+        f"{'session' if number % 2 else 'graph'}-{number}" for number in range(start, start + count)
     ]
 
 
@@ -68,3 +77,10 @@ async def test_all_run_loops_of_their_own(tmp_path: Path) -> None:
     ids = chosen() or CUSTOM
     await check_undisturbed(tmp_path / "undisturbed", ids, len(ids))
     await check_killed_in_lanes(tmp_path / "killed", ids, len(ids), WORKER, 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("start", range(300_000, 303_000, 300))
+async def test_many_graphs(tmp_path: Path, start: int) -> None:
+    await check_undisturbed(tmp_path / "undisturbed", graphs(start, 300), 30)
+    await check_killed_in_lanes(tmp_path / "killed", graphs(start + 150, 300), 12, WORKER, 3)

@@ -7,7 +7,7 @@ side, dynamic nodes one after another and side by side, nested Workflows and lim
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from google.adk.agents.base_agent import BaseAgent
@@ -54,9 +54,9 @@ class Graphs(Maker):
         return name
 
 
-def random_graph(seed: int) -> Plan:
-    """A Workflow root."""
-    maker = Graphs(seed, ("t",))
+def random_graph(seed: int, kinds: Sequence[str] = ("t",)) -> Plan:
+    """A Workflow root whose agents have a tool of each kind, named ``<kind>_<agent>``."""
+    maker = Graphs(seed, kinds)
     parts = maker.parts(maker.rng.randint(0, 2))
     limit = maker.rng.choice((None, None, 1, 2))
     plan = Plan(

@@ -48,7 +48,12 @@ _VALUES: list[Any] = [
     "ü🎉",
     '{"json": 1}',
 ]
-_HABITS = ("none", "none", "none", "answers", "changes", "guards", "says more", "skips", "fails")
+FAILS = "fails"
+"""The habit of some agents that a node tries again."""
+HABITS = ("none", "none", "none", "answers", "changes", "guards", "skips")
+"""What an agent's callbacks do beside noting that they ran."""
+ALL_HABITS = (*HABITS, "says more", FAILS)
+"""With those by which a run may fail."""
 
 
 class SessionWorld(TreeWorld):
@@ -91,10 +96,10 @@ def _tool(world: SessionWorld, name: str) -> FunctionTool:
 class _Sessions(Graphs, Trees):
     below_node = True
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed, ("t",))
+    def __init__(self, seed: int, kinds: Sequence[str], habits: Sequence[str]) -> None:
+        super().__init__(seed, kinds)
         self.habits: dict[str, str] = {}
-        self.is_in_retry = False
+        self._choice = habits
 
     def part(self, depth: int) -> Any:
         kind = self.rng.choice((*_KINDS, "nested") if depth else _FLAT)
@@ -119,20 +124,23 @@ class _Sessions(Graphs, Trees):
     def leaf(self, *last: Any, mixed: bool = False) -> str:
         """An agent with a habit."""
         name = super().leaf(*last, mixed=mixed)
-        self.habits[name] = self.rng.choice(_HABITS[:-1])
+        habit = self.rng.choice(self._choice)
+        self.habits[name] = "none" if habit == FAILS else habit
         return name
 
     def failing(self) -> str:
         """An agent that fails in its model or in a callback."""
         name = super().failing()
-        if self.rng.random() < 0.5:
-            self.habits[name] = "fails"
+        if self.rng.random() < 0.5 and FAILS in self._choice:
+            self.habits[name] = FAILS
         return name
 
 
-def random_session(seed: int) -> Plan:
-    """A Workflow root."""
-    maker = _Sessions(seed)
+def random_session(
+    seed: int, kinds: Sequence[str] = ("t",), habits: Sequence[str] = ALL_HABITS
+) -> Plan:
+    """A Workflow root whose agents have a tool of each kind, named ``<kind>_<agent>``."""
+    maker = _Sessions(seed, kinds, habits)
     parts = maker.parts(maker.rng.randint(1, 2))
     limit = maker.rng.choice((None, None, None, 1, 2))
     plan = Plan(
@@ -152,18 +160,20 @@ def random_session(seed: int) -> Plan:
 
 
 def _leaks(parts: Sequence[Any], events: Sequence[Any]) -> bool:
-    """As :func:`support.random_trees.leaks_branch`."""
+    """As :func:`support.random_trees.leaks_branch`; the branch may leak behind the tree, too."""
     for kind, _, inside in parts:
         if kind == "nested" and _leaks(inside, events):
             return True
         if kind == "tree" and has(inside, {"parallel"}):
-            trees = dict(branches(inside, ""))
-            if any(
-                (e.get("branch") or "") != trees.get(e["author"], e.get("branch") or "")
-                for e in events
-                if "@" not in (e.get("branch") or "")
-            ):
-                return True
+            known = dict(branches(inside, ""))
+            for event in events:
+                branch = event.get("branch") or ""
+                is_inside = branch.partition(".")[0] in known
+                if event["author"] not in known:
+                    if is_inside:
+                        return True
+                elif "@" not in branch and branch != known[event["author"]]:
+                    return True
     return False
 
 
@@ -323,7 +333,7 @@ def with_habit(world: TreeWorld, agent: LlmAgent, habit: str) -> LlmAgent:
         "says more": ("after_agent_callback", says_more),
         "skips": ("before_agent_callback", skips),
         "guards": ("before_tool_callback", guards),
-        "fails": ("before_model_callback", fails),
+        FAILS: ("before_model_callback", fails),
     }
     if habit in callbacks:
         name, callback = callbacks[habit]
