@@ -148,7 +148,7 @@ def random_session(
         lambda _: Workflow(name="unset"),
         maker.scripts,
         True,
-        leaks=lambda events: _leaks(parts, events),
+        leaks=lambda events: _leaks(parts, events) or _may_read_questions(parts),
     )
 
     def build(world: TreeWorld) -> BaseNode:
@@ -175,6 +175,15 @@ def _leaks(parts: Sequence[Any], events: Sequence[Any]) -> bool:
                 elif "@" not in branch and branch != known[event["author"]]:
                     return True
     return False
+
+
+def _may_read_questions(parts: Sequence[Any]) -> bool:
+    """Whether agents of a tree, which read all that was said, may read a question too.
+
+    Plain ADK has the answer there at once.
+    """
+    kinds = json.dumps(parts)
+    return '"tree"' in kinds and '"asks' in kinds
 
 
 class _Building(Building):
