@@ -214,6 +214,50 @@ async def test_a_function_that_only_a_child_can_miss_ends_the_program(
 
 
 @pytest.mark.parametrize(
+    ("body", "why", "traces"),
+    [
+        (
+            "return 5",
+            r"flows_of_mine:build gave int; it has to return a Flow or a list of Flows",
+            0,
+        ),
+        ("return []", r"flows_of_mine:build gave an empty list; it has to return a Flow or a ", 0),
+        ("raise ValueError('no such effect')", r"flows_of_mine:build cannot build its Flows$", 1),
+        ("return undefined", r"^NameError: name 'undefined' is not defined$", 1),
+    ],
+)
+async def test_a_function_with_a_mistake_ends_the_program(
+    body: str, why: str, traces: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flows_of_mine.py").write_text(f"def build():\n    {body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    engine = PrivateEngine("127.0.0.1:1", None, None)
+    with program(engine, tmp_path, flows="flows_of_mine:build") as running:
+        assert running.process.wait(60) == 1
+        assert len(re.findall(why, running.text(), re.M)) == 1
+        assert running.text().count("Traceback") == traces
+        assert "a new one starts" not in running.text()
+
+
+def test_what_cannot_be_built_any_more_stops_no_workers_that_serve(tmp_path: Path) -> None:
+    supervisor = _Supervisor("a:b", "somewhere:1", 2, tmp_path)
+    serving, ended = supervisor._places
+    command = [sys.executable, "-c", "import sys; sys.exit(78)"]
+    serving.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    ended.process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    ended.process.wait()
+    serving.started_at = time.monotonic() - 31
+    ended.started_at = time.monotonic()
+    try:
+        for place in (serving, ended):
+            supervisor._look_after(place)
+        assert not supervisor._is_hopeless and ended.start_at > 0
+    finally:
+        serving.process.kill()
+        serving.process.wait()
+
+
+@pytest.mark.parametrize(
     ("flows", "why"),
     [
         ("support.kit_flow:nope", "module 'support.kit_flow' has no function 'nope'; flows names"),

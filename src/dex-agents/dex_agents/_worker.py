@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 _FIRST_RESTART_S = 0.5
 _LONGEST_RESTART_S = 30.0
 _HEALTHY_AFTER_S = 30.0
-NO_SUCH_FUNCTION_CODE = 78
+CANNOT_BUILD_CODE = 78
 """Exit code of a child whose Flows' function does not exist (``EX_CONFIG`` of sysexits.h)."""
 _NAMES_FROM_ELSEWHERE = r"import\s*\(?\s*\*|\b(?:__getattr__|__dict__|exec|globals|setattr)\b"
 _STOP_WITHIN_S = 40.0  # the SDK drains for 30 s
@@ -115,8 +115,10 @@ def run_agent_workers(
         cache_dir: Folder for the SDK's caches; ``.dex-cache`` in the working folder if ``None``.
 
     Returns:
-        The program's exit code: 0 if all Steps could end, 1 if children had to be killed or there is
-        no such module or function, which the log names.
+        The program's exit code: 0 if all Steps could end, 1 if children had to be killed, or there
+        is no such module or function, or it has a mistake that no new start changes: an error of
+        Python, a ``ValueError`` or ``TypeError`` such as those of a wrong argument, or a result
+        that is no Flow. The log says which. Other errors are tried again.
 
     Raises:
         TypeError, ValueError: An argument is wrong.
@@ -187,6 +189,7 @@ class _Supervisor:
         self._cache_dir = cache_dir
         self._places = [_Place(number) for number in range(1, processes + 1)]
         self._is_hopeless = False
+        self._has_served = False  # so what cannot be built now is in the middle of a deploy
         # A plain int: a handler that takes the lock of an Event can meet the main thread inside.
         self._signals = 0
 
@@ -216,7 +219,7 @@ class _Supervisor:
                 self._start(place, now)
         elif (code := process.poll()) is not None:
             _close_stdin(process)
-            if code == NO_SUCH_FUNCTION_CODE:
+            if code == CANNOT_BUILD_CODE and not self._has_served:
                 place.process = None
                 self._is_hopeless = True
                 return
@@ -227,6 +230,8 @@ class _Supervisor:
                 code,
                 delay_s,
             )
+        elif now - place.started_at >= _HEALTHY_AFTER_S:
+            self._has_served = True
 
     def _start(self, place: _Place, now: float) -> None:
         command = [sys.executable, "-m", "dex_agents._worker_main", "--stop-with-stdin"]

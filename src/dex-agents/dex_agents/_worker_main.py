@@ -20,7 +20,7 @@ from dex import AsyncWorker, BlobCacheConfig, Flow, Registry, open_blob_cache
 
 from dex_agents._arguments import check_function_path
 from dex_agents._quiet_logs import LostEngineFilter, RepeatFilter
-from dex_agents._worker import NO_SUCH_FUNCTION_CODE, agent_worker_options, run_with_uvloop
+from dex_agents._worker import CANNOT_BUILD_CODE, agent_worker_options, run_with_uvloop
 
 READY_LINE = "dex-agents worker ready"
 _CACHE_BYTES = 64 * 1024 * 1024
@@ -33,22 +33,26 @@ _NEW_OBJECTS = 20_000  # between two runs of the collector of cycles
 _LOGGER = logging.getLogger("dex_agents")
 
 
-class NoSuchFunctionError(ValueError):
-    """The name of the Flows names no function, which no new start of the process changes."""
+_MISTAKES = (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError)
+"""What the code that builds the Flows raises at every start."""
+
+
+class NoFlowsError(ValueError):
+    """The name of the Flows names no function, or one that gives no Flows."""
 
 
 def build_flows(name: str, data_dir: Path | None) -> list[Flow[Any]]:
     """Call ``module:function``; a function that takes an argument gets the data folder.
 
     Raises:
-        NoSuchFunctionError: The module has no such function.
+        NoFlowsError: The module has no such function, or it gives no Flows.
         ValueError: The name is not of that form, or there is no folder for it.
     """
     check_function_path("flows", name)
     module_name, _, function_name = name.partition(":")
     function = getattr(importlib.import_module(module_name), function_name, None)
     if not callable(function):
-        raise NoSuchFunctionError(f"module {module_name!r} has no function {function_name!r}")
+        raise NoFlowsError(f"module {module_name!r} has no function {function_name!r}")
     return call_builder(function, data_dir)
 
 
@@ -59,14 +63,19 @@ def call_builder(function: Callable[..., Any], data_dir: Path | None) -> list[Fl
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
+    name = f"{function.__module__}:{function.__qualname__}"
     if data_dir is not None and positional:
         built = function(data_dir)
     elif any(parameter.default is parameter.empty for parameter in positional):
-        name = f"{function.__module__}:{function.__qualname__}"
         raise ValueError(f"{name} wants a data folder, and this Worker was started without one")
     else:
         built = function()
-    return list(built) if isinstance(built, list | tuple) else [built]
+    flows = list(built) if isinstance(built, list | tuple) else [built]
+    wrong = [type(flow).__name__ for flow in flows if not isinstance(flow, Flow)]
+    if wrong or not flows:
+        given = wrong[0] if wrong else "an empty list"
+        raise NoFlowsError(f"{name} gave {given}; it has to return a Flow or a list of Flows")
+    return flows
 
 
 async def serve(
@@ -214,9 +223,12 @@ def main() -> None:
     given.cache_dir.mkdir(parents=True, exist_ok=True)
     try:
         flows = build_flows(given.flows, given.data_dir)
-    except NoSuchFunctionError as error:
+    except NoFlowsError as error:
         _LOGGER.error("%s", error)
-        sys.exit(NO_SUCH_FUNCTION_CODE)
+        sys.exit(CANNOT_BUILD_CODE)
+    except _MISTAKES as error:
+        _LOGGER.error("%s cannot build its Flows", given.flows, exc_info=error)
+        sys.exit(CANNOT_BUILD_CODE)
     # What is there by now, mostly modules, stays for good. The collector would go through all of it
     # again and again, as each turn of a long session makes and drops ten thousands of objects; so
     # it would through what the process keeps of its sessions, at Python's own threshold of 700.

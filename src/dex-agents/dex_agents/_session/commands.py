@@ -52,7 +52,7 @@ _WHY_GONE = {
     "answered": f"is not pending: it was answered{_ONCE}",
     "expired": "is not pending: its deadline passed before anybody answered",
     "turn_ended": "is not pending: its turn ended before anybody answered",
-    "forgotten": "is not pending: its turn has ended, and how it ended is no longer kept",
+    "forgotten": "is not pending: its turn has ended, and whether it was asked there is no longer kept",
     "unknown": "is not pending: this session never asked it",
 }
 _WAIT_REFUSALS = {
