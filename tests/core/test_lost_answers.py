@@ -143,7 +143,8 @@ async def test_an_answer(stages: Stages) -> None:
         await sessions.send_user_message("s", "third turn")
         await sessions.wait_for_turn("s", 3, timeout_s=TURN_S)
         with pytest.raises(
-            InterruptError, match="its turn has ended, and whether it was asked there is no longer kept"
+            InterruptError,
+            match="its turn has ended, and whether it was asked there is no longer kept",
         ):
             await again()
 
