@@ -16,6 +16,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,17 +39,19 @@ class ForkedSuite:
         if session.config.option.collectonly or session.testsfailed:
             return None
         shares = _shares(session.items)
-        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        folder: Path = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         self._prepare()
         connections: list[Connection] = []
         pids = []
-        for _ in range(min(self._processes, len(shares))):
+        for number in range(min(self._processes, len(shares))):
             mine, theirs = multiprocessing.Pipe()
             sys.stdout.flush()
             sys.stderr.flush()
             if not (pid := os.fork()):
                 for other in (mine, *connections):
                     other.close()
+                # Two that count the same names in one folder get in each other's way.
+                _own_folder(session.config, folder / f"p{number}")
                 _run_fork(session, shares, theirs)
             theirs.close()
             pids.append(pid)
@@ -159,6 +162,12 @@ def _items(
         if number is None:
             return
         yield from shares[number]
+
+
+def _own_folder(config: pytest.Config, folder: Path) -> None:
+    """Put folders of tests there."""
+    folder.mkdir(mode=0o700)
+    config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]
 
 
 class _NoTerminal:
