@@ -55,7 +55,7 @@ def test_the_command_prints_and_writes(capsys: pytest.CaptureFixture[str], tmp_p
         assert target.read_text() == flow_mermaid("Support")
         target.unlink()
     assert main(["flow", "Support", "--out", str(tmp_path / "no" / "x")]) == 1
-    assert "No such file" in capsys.readouterr().err
+    assert "there is no folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,32 @@ def test_what_mermaid_would_draw_as_something_else_stays_text() -> None:
     history = SessionHistory("s", "F", "running", [TurnHistory("t1", [[Box("t", "failed", odd)]])])
     labels = "C:#92;#8288;new", "$#8288;$x$#8288;$", "fa:#8288;fa-car"
     assert "<br/>".join(labels) in history_mermaid(history)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("history s --out {0}/s.png", "format svg; let it end in .svg"),
+        ("history s --out {0}/s.md", "let it end in .svg, or give --format mermaid"),
+        ("history s --format mermaid --out {0}/s.SVG", ".md or .txt, or give --format svg"),
+        ("flow F --out {0}/f.svg", "format json; let it end in .json"),
+        ("flow F --out {0}/f.mmd", "let it end in .json, or give --format mermaid"),
+        ("flow F --out {0}/none/f.json", "there is no folder {0}/none"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, told: str
+) -> None:
+    assert main(line.format(tmp_path).split()) == 1
+    printed = capsys.readouterr()
+    assert printed.err.endswith(told.format(tmp_path) + "\n"), printed.err
+    assert printed.err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "line", ["--out {0}/f", "--out {0}/f.JSON", "--format mermaid --out {0}/f.md"]
+)
+def test_a_file_that_fits_is_written(tmp_path: Path, line: str) -> None:
+    assert main(["flow", "F", *line.format(tmp_path).split()]) == 0
+    (written,) = tmp_path.iterdir()
+    assert "F" in written.read_text()

@@ -148,6 +148,7 @@ async def test_a_session_with_everything(stages: Stages, tmp_path: Path) -> None
         assert target.read_text() == history_svg(history)
         check_svg(history)
         check_mermaid(history)
+        target = tmp_path / "flow.json"
         line = ["flow", history.flow_type, "--address", address, "--out", str(target)]
         assert await asyncio.to_thread(main, line) == 0
         assert history.flow_type in target.read_text()

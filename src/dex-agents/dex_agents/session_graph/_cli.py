@@ -23,7 +23,11 @@ _HISTORY_FORMATS: dict[str, Callable[[SessionHistory], str]] = {
     "mermaid": history_mermaid,
     "svg": history_svg,
 }
-
+_ENDINGS = {
+    "json": (".json",),
+    "mermaid": (".mmd", ".mermaid", ".md", ".txt"),
+    "svg": (".svg",),
+}
 
 _DEFAULT_ADDRESS = "localhost:8801"
 _HINTS = {
@@ -39,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print a graph, or write it to a file; the exit code says whether that worked."""
     given = _parser().parse_args(arguments)
     try:
+        if given.out:
+            _check_file(Path(given.out), given.format, given.command)
         text = _render(given)
         if given.out:
             Path(given.out).write_text(text, encoding="utf-8")
@@ -52,6 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"dex-agents-session-graph: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _check_file(path: Path, form: str, command: str) -> None:
+    """Refuse a file that nobody could open afterwards, before an engine is asked."""
+    ending = path.suffix.lower()
+    if ending and ending not in _ENDINGS[form]:
+        formats = _FLOW_FORMATS if command == "flow" else _HISTORY_FORMATS
+        fits = [other for other in formats if ending in _ENDINGS[other]]
+        way_out = f", or give --format {fits[0]}" if fits else ""
+        raise ValueError(
+            f"--out {path} does not end like a file of the format {form}; let it end in "
+            f"{' or '.join(_ENDINGS[form])}{way_out}"
+        )
+    if not path.parent.is_dir():
+        raise ValueError(f"--out {path} cannot be written: there is no folder {path.parent}")
 
 
 def _render(given: argparse.Namespace) -> str:

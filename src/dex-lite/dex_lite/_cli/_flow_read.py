@@ -140,9 +140,9 @@ def _write(text: str, out: Path | None) -> None:
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise CommandFailed(
-            f"cannot write {out}: {error.strerror}. Choose another file with --out."
-        ) from None
+        is_lost = not out.parent.is_dir()
+        why = f"there is no folder {out.parent}" if is_lost else error.strerror
+        raise CommandFailed(f"cannot write {out}: {why}. Choose another file with --out.") from None
 
 
 def state(
