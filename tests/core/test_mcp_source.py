@@ -417,3 +417,19 @@ def test_refused_arguments(make: Callable[[], Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message) as caught:
         make()
     assert SECRET not in str(caught.value)
+
+
+def test_two_servers_of_one_program_have_names_of_their_own(tmp_path: Path) -> None:
+    for name in ("notes.py", "search.py"):
+        (tmp_path / name).touch()
+    notes = StdioServer("python", ["-u", "secret", "notes.py", "search.py"], cwd=str(tmp_path))
+    assert notes.place == "the program python notes.py"
+    search = StdioServer("python", [str(tmp_path / "search.py"), "secret"])
+    assert search.place == f"the program python {tmp_path}/search.py"
+    # No argument but a file is shown, and of a file nothing that is a secret.
+    assert StdioServer("python", ["-c", "secret", "x" * 5000]).place == "the program python"
+    hidden = StdioServer("python", ["notes.py"], env={"TOKEN": "notes"}, cwd=str(tmp_path))
+    assert hidden.place == "the program python ***.py"
+    long = "/".join([str(tmp_path), *["."] * 200, "notes.py"])
+    assert StdioServer("python", [long]).place.endswith("/./notes.py")
+    assert len(StdioServer("python", [long]).place) < 250

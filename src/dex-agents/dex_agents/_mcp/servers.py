@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from dex_agents._arguments import (
 )
 
 REDACTED = "***"
+_SCRIPT_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,14 @@ class StdioServer:
 
     @property
     def place(self) -> str:
-        """What errors call it."""
-        return f"the program {self.command}"
+        """What errors call it: the program and its script, as arguments may hold secrets."""
+        script = next(filter(self._is_file, self.args), "")
+        if len(script) > _SCRIPT_CHARACTERS:
+            script = f"...{script[-_SCRIPT_CHARACTERS:]}"
+        return f"the program {self.command} {redacted(script, self.secrets)}".rstrip()
+
+    def _is_file(self, argument: str) -> bool:
+        return os.path.isfile(os.path.join(self.cwd or "", argument))
 
     @property
     def secrets(self) -> Collection[str]:
