@@ -99,7 +99,7 @@ async def test_without_an_edit_nothing_is_said(stages: Stages) -> None:
         ([1], "arguments must be a mapping of argument names to JSON values, got list"),
         ("{}", "got str"),
         ({1: 2}, "arguments has the name 1; use str names"),
-        ({"a": object()}, r"arguments\['a'\] is a object; use str"),
+        ({"a": object()}, r"arguments\['a'\] has the type object; use str"),
         ({"a": float("nan")}, r"arguments\['a'\] is nan; use None or a text"),
         ({"a": "x" * 65_536}, "take 65544 bytes as JSON, at most 65536 are taken; reject the call"),
     ],

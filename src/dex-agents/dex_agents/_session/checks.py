@@ -280,7 +280,8 @@ def _json_fault(place: str, value: object, depth: int) -> str:
     if isinstance(value, (list, tuple)):
         faults = (_json_fault(f"{place}[{i}]", item, depth + 1) for i, item in enumerate(value))
         return next(filter(None, faults), "")
-    return f"{place} is a {type(value).__name__}; use str, int, float, bool, None, list and dict"
+    kind = type(value).__name__
+    return f"{place} has the type {kind}; use str, int, float, bool, None, list and dict"
 
 
 def _object_fault(place: str, value: dict[Any, Any], depth: int) -> str:
