@@ -171,3 +171,21 @@ async def test_mistakes_of_a_client(stages: Stages) -> None:
         await post(first, said("m2", ""), status=400)
         await stage.sessions.close_session("chat")
         await post(first, said("m2", "x"), status=410)
+
+
+async def test_bodies_that_are_no_chat_are_refused(stages: Stages) -> None:
+    async with stages.play([]) as stage:
+        transport = httpx.ASGITransport(app_of_the_page()(stage.sessions))
+        async with httpx.AsyncClient(transport=transport, base_url="http://page") as http:
+            for body in (
+                "",
+                "[]",
+                '{"id": "chat"}',
+                '{"messages": []}',
+                '{"id": "chat", "messages": []}',
+                '{"id": "chat", "messages": [{"id": "m1"}]}',
+                '{"id": "chat", "messages": [{"id": "m1", "parts": ["hi"]}]}',
+            ):
+                answer = await http.post("/api/chat", content=body)
+                assert answer.status_code == 400, body
+                assert "must be an object with id and messages" in answer.json()["error"]
