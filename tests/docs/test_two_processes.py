@@ -8,6 +8,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from dex_agents.testing import private_engine
 from docs.test_code_blocks import read_blocks
 from support.gemini_server import Answer, GeminiServer, call_part, say
@@ -26,10 +28,14 @@ def write_programs(folder: Path, address: str) -> None:
         (folder / name).write_text(block.code.replace("localhost:8801", address))
 
 
-async def test_worker_and_client_run_as_the_page_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("served", ["support_app:build_flow", "desk_app:build_flows"])
+async def test_worker_and_client_run_as_the_page_says(tmp_path: Path, served: str) -> None:
     async with private_engine(tmp_path / "engine.db") as engine:
         with GeminiServer(SCRIPT) as server:
             write_programs(tmp_path, engine.address)
+            program = (tmp_path / "worker.py").read_text()
+            assert "support_app:build_flow" in program
+            (tmp_path / "worker.py").write_text(program.replace("support_app:build_flow", served))
             env = {
                 **os.environ,
                 "GOOGLE_API_KEY": "not-a-key",
