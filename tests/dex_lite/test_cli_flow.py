@@ -311,7 +311,8 @@ async def test_graphs(app: App, tmp_path: Path) -> None:
     done = await command(
         "flow", "show", "rep", "--graph", "svg", "--out", missing, address=app.address
     )
-    assert "Choose another file with --out" in done.refusal(1)
+    told = f"there is no folder {missing.parent}. Choose another file with --out"
+    assert told in done.refusal(1)
 
 
 async def test_state(app: App) -> None:
