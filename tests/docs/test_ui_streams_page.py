@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 from starlette.applications import Starlette
 
 from core.conftest import TURN_S, Stage, Stages, stages
@@ -16,8 +19,10 @@ from core.scripted_runner import Answer, Call
 from core.test_cancel import Hold
 from dex_agents import AgentSessionClient, DeferredToolExecution
 from dex_agents.ui_stream import AiSdkEncoder, open_ui_stream
+from docs.test_code_blocks import read_blocks
 from support.ai_sdk import read_streams
 from support.requirements import REPOSITORY
+from web_demo.test_web_demo import ReadyServer
 
 __all__ = ["stages"]
 PAGE = REPOSITORY / "docs/guide/ui-streams.md"
@@ -189,3 +194,35 @@ async def test_bodies_that_are_no_chat_are_refused(stages: Stages) -> None:
                 answer = await http.post("/api/chat", content=body)
                 assert answer.status_code == 400, body
                 assert "must be an object with id and messages" in answer.json()["error"]
+
+
+async def test_the_client_of_the_page_goes_on(stages: Stages, tmp_path: Path) -> None:
+    (code,) = (b.code for b in read_blocks(PAGE) if b.code.startswith("# chat_client.py"))
+    (tmp_path / "chat_client.py").write_text(code)
+    async with stages.play(["Hello."]) as stage:
+        app = app_of_the_page()(stage.sessions)
+        config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical")
+        server = ReadyServer(config)
+        serving = asyncio.create_task(server.serve())
+        async with asyncio.timeout(TURN_S):
+            await server.is_ready.wait()
+        port = server.servers[0].sockets[0].getsockname()[1]
+        client = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "chat_client.py",
+            f"http://127.0.0.1:{port}/api/chat",
+            cwd=tmp_path,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            out, _ = await asyncio.wait_for(client.communicate(), TURN_S)
+        finally:
+            server.should_exit = True
+            await serving
+    lines = out.decode().splitlines()
+    lost = lines.index("the line is lost")
+    shown = lines[:lost] + lines[lost + 1 : -1]
+    assert (client.returncode, lines[-1]) == (0, "answer: Hello.")
+    assert shown[0] == "start" and shown[-1] == "finish"
+    assert shown.count("start") == shown.count("finish") == shown.count("text-start") == 1
+    assert 0 < lost < len(shown)
