@@ -258,7 +258,11 @@ CASES: list[tuple[dict[str, Command], Any, str]] = [
         "x" * 1001,
         f"message has 1001 bytes, at most 1000 are taken; {SHORTEN}",
     ),
-    (resolving("payload"), {1}, f"payload must be a JSON value: payload is a set; {JSON_TYPES}"),
+    (
+        resolving("payload"),
+        {1},
+        f"payload must be a JSON value: payload has the type set; {JSON_TYPES}",
+    ),
     (
         resolving("payload"),
         "x" * 999,
@@ -297,7 +301,7 @@ CASES: list[tuple[dict[str, Command], Any, str]] = [
     (
         resolving("arguments"),
         {"a": [b"x"]},
-        f"arguments must be a JSON value: arguments['a'][0] is a bytes; {JSON_TYPES}",
+        f"arguments must be a JSON value: arguments['a'][0] has the type bytes; {JSON_TYPES}",
     ),
     (
         resolving("arguments"),
@@ -321,7 +325,7 @@ CASES: list[tuple[dict[str, Command], Any, str]] = [
         "answer must be a JSON value: answer['a'] is -inf; use None or a text",
     ),
     (ANSWER, 10**300, "answer must be a JSON value: answer is a number with over 300 digits"),
-    (ANSWER, object, f"answer must be a JSON value: answer is a type; {JSON_TYPES}"),
+    (ANSWER, object, f"answer must be a JSON value: answer has the type type; {JSON_TYPES}"),
     (
         ANSWER,
         [LONE],
