@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.inner_pytest import run_pytest
 from support.requirements import (
     REPOSITORY,
     REQUIREMENTS_FILE,
@@ -106,23 +104,8 @@ def small_suite(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(REPOSITORY / "tests"),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
 def test_a_run_of_the_whole_suite_fails_without_its_proofs(small_suite: Path) -> None:
-    done = _pytest(small_suite)
+    done = run_pytest(small_suite)
     assert done.returncode == 1, done.stdout
     report = done.stdout.partition("requirements whose test did not pass")[2]
     assert [line for line in report.splitlines() if line.startswith("R")] == [
@@ -143,7 +126,7 @@ def test_a_run_of_the_whole_suite_fails_without_its_proofs(small_suite: Path) ->
     ids=lambda arguments: arguments[0],
 )
 def test_a_run_of_a_part_needs_no_proofs(small_suite: Path, arguments: tuple[str, ...]) -> None:
-    done = _pytest(small_suite, *arguments)
+    done = run_pytest(small_suite, *arguments)
     assert done.returncode == 0, done.stdout
     assert "requirements whose" not in done.stdout
 
@@ -151,4 +134,4 @@ def test_a_run_of_a_part_needs_no_proofs(small_suite: Path, arguments: tuple[str
 def test_a_run_with_all_proofs_passes(small_suite: Path) -> None:
     rows = (small_suite / "rows.md").read_text().splitlines(keepends=True)
     (small_suite / "rows.md").write_text(rows[0])
-    assert _pytest(small_suite).returncode == 0
+    assert run_pytest(small_suite).returncode == 0

@@ -469,6 +469,8 @@ async def test_a_worker_that_missed_a_heartbeat_gets_nothing_until_it_is_heard(
     await spare.expect("registered")
     await spare.send(result(await spare.expect_task()))
     await second.send(result(other))
+    for _ in range(2):  # so that both streams are free again
+        await engine.host.next("frame")
     # The late end of what was given up is heard by nobody.
     await first.send(result(task_id))
     await run(engine, second, step("last", sticky_worker="worker-2"))

@@ -46,14 +46,8 @@ async def turns_end_within(
         SessionNotFoundError, SessionClosedError, SessionUnavailableError: As they say.
     """
     done = AttributeMatch.greater_than_or_equal(turns_done)
-    options = WaitForAttributeOptions(request_timeout=timedelta(seconds=math.ceil(within_s)))
     try:
-        async with asyncio.timeout(within_s):
-            async with connection.errors(session_id, within_s):
-                await connection.know(session_id)
-                await connection.client.wait_for_attribute_match(
-                    session_id, resources.turns_done, done, options
-                )
+        await _match(connection, session_id, resources.turns_done, done, within_s)
     except (LongPollTimeoutError, RequestTimeoutError, TimeoutError):
         return False
     return True
@@ -78,6 +72,20 @@ async def wait_until_settled(
         await _wait(connection, session_id, turns_done, resources.revision, other, deadline, what)
 
 
+async def _match(
+    connection: SessionConnection,
+    session_id: str,
+    attribute: Any,
+    match: AttributeMatch[int],
+    within_s: float,
+) -> None:
+    """One wait of the engine. The SDK takes whole seconds; the rest of the last one is cut off."""
+    options = WaitForAttributeOptions(request_timeout=timedelta(seconds=math.ceil(within_s)))
+    async with asyncio.timeout(within_s), connection.errors(session_id, within_s):
+        await connection.know(session_id)
+        await connection.client.wait_for_attribute_match(session_id, attribute, match, options)
+
+
 async def _wait(
     connection: SessionConnection,
     session_id: str,
@@ -88,16 +96,9 @@ async def _wait(
     what: str,
 ) -> None:
     while True:
-        # The SDK takes whole seconds; the rest of the last one is cut off here.
         left = max(deadline - time.monotonic(), 0.001)
-        options = WaitForAttributeOptions(request_timeout=timedelta(seconds=math.ceil(left)))
         try:
-            async with asyncio.timeout(left):
-                async with connection.errors(session_id, left):
-                    await connection.know(session_id)
-                    await connection.client.wait_for_attribute_match(
-                        session_id, attribute, match, options
-                    )
+            await _match(connection, session_id, attribute, match, left)
             return
         except LongPollTimeoutError:
             continue
